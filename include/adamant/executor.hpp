@@ -23,26 +23,33 @@ struct slice {
     [[nodiscard]] std::size_t size() const noexcept { return end - begin; }
 };
 
-/// Division of n elements into chunks of one size; the last may be shorter.
+/// Division of n elements into chunks of whole granules, whose sizes differ by at most one granule.
 struct chunking {
-    std::size_t n = 0;                       ///< number of elements
-    std::size_t chunk_elems = granule_elems; ///< a multiple of granule_elems
-    std::size_t chunks = 1;                  ///< number of chunks
-    unsigned threads = 1;                    ///< number of threads to use, from 1 to the number of chunks
+    std::size_t n = 0;      ///< number of elements
+    std::size_t chunks = 1; ///< number of chunks
+    unsigned threads = 1;   ///< number of threads to use, from 1 to the number of chunks
 
     /// The elements of chunks begin to end - 1.
     [[nodiscard]] constexpr slice elements(std::size_t begin, std::size_t end) const noexcept
     {
-        return {begin * chunk_elems, end == chunks ? n : end * chunk_elems};
+        return {first_element(begin), end == chunks ? n : first_element(end)};
     }
-    /// Elements that a thread starts with, every time. The ranges of all threads are disjoint, in order, cover all
-    /// elements and differ in size by at most a chunk.
+    /// Elements that a thread starts with, every time. The ranges of all threads are disjoint, in order and cover all
+    /// elements. They differ in size by at most a granule, or by a chunk if n has too few granules for that.
     [[nodiscard]] constexpr slice home(unsigned thread) const noexcept
     {
         std::size_t const most = chunks / threads; // no product, which could overflow
         std::size_t const longer = chunks % threads;
         std::size_t const begin = thread * most + std::min<std::size_t>(thread, longer);
         return elements(begin, begin + most + (thread < longer));
+    }
+
+private:
+    [[nodiscard]] constexpr std::size_t first_element(std::size_t chunk) const noexcept
+    {
+        std::size_t const granules = n / granule_elems + (n % granule_elems != 0);
+        // chunk * granules / chunks, without a product that overflows: there are fewer than 2^32 chunks.
+        return (granules / chunks * chunk + granules % chunks * chunk / chunks) * granule_elems;
     }
 };
 
@@ -52,8 +59,9 @@ inline constexpr std::size_t default_max_chunk_elems = 65536;
 inline constexpr std::size_t min_chunk_elems = 4096;
 
 /// Divides n elements among up to `threads` threads of at least min_slice_elems (at least 1) each. A thread gets about
-/// sixteen chunks, so that others can steal some if it is delayed. Taking a chunk costs at most a hundredth of working
-/// on it, and no chunk has more than max_chunk_elems.
+/// sixteen chunks, so that others can steal some if it is delayed, and all threads get equally many: a thread with one
+/// more would finish a sixteenth later. Taking a chunk costs at most a hundredth of working on it, and no chunk has
+/// more than max_chunk_elems.
 [[nodiscard]] constexpr chunking chunks_of(std::size_t n, unsigned threads, std::size_t min_slice_elems,
                                            std::size_t max_chunk_elems = default_max_chunk_elems) noexcept
 {
@@ -61,11 +69,13 @@ inline constexpr std::size_t min_chunk_elems = 4096;
     std::size_t const largest = std::max(max_chunk_elems, smallest);
     std::size_t const granules = n / granule_elems + (n % granule_elems != 0);
     std::size_t const useful = std::clamp<std::size_t>(std::min(n / min_slice_elems, granules), 1, threads);
-    std::size_t chunk = std::clamp(n / useful / 16, std::min(smallest, n / useful), largest);
-    chunk = std::max(chunk / granule_elems * granule_elems, granule_elems);
-    chunk = std::max(chunk, (n / 0xffffff00 / granule_elems + 1) * granule_elems); // fewer than 2^32 chunks
-    std::size_t const chunks = std::max<std::size_t>(n / chunk + (n % chunk != 0), 1);
-    return {n, chunk, chunks, static_cast<unsigned>(std::min(useful, chunks))};
+    std::size_t const chunk_elems = std::clamp(n / useful / 16, std::min(smallest, n / useful), largest);
+    std::size_t const chunk_granules =
+        std::max(std::max<std::size_t>(chunk_elems / granule_elems, 1), n / 0xff000000 / granule_elems + 1);
+    std::size_t const least = std::max<std::size_t>(granules / chunk_granules + (granules % chunk_granules != 0), 1);
+    std::size_t const used = std::min(useful, least);
+    std::size_t const even = (least + used - 1) / used * used;
+    return {n, even <= granules ? even : least, static_cast<unsigned>(used)};
 }
 
 /// Bytes of memory that a step in float32 moves for each element.

@@ -41,17 +41,33 @@ TEST_CASE("chunks are in order, disjoint, complete and fair, past 2^32 elements 
                 REQUIRE((cut.threads == threads || n / (cut.threads + 1) < least || n <= cut.threads * granule_elems));
                 REQUIRE(cut.chunks >= cut.threads);
                 REQUIRE(cut.chunks <= detail::work_stealing_queues::max_chunks);
-                REQUIRE(cut.chunk_elems % granule_elems == 0);
                 REQUIRE(cut.elements(0, cut.chunks).begin == 0);
                 REQUIRE(cut.elements(0, cut.chunks).end == n);
                 slice const last = cut.elements(cut.chunks - 1, cut.chunks);
-                REQUIRE(last.size() <= cut.chunk_elems);
                 REQUIRE((last.size() > 0 || n == 0));
+                // Sizes of chunks, and those of threads with equally many, differ by at most a granule.
+                std::size_t const granules = n / granule_elems + (n % granule_elems != 0);
+                std::size_t const shortest = granules / cut.chunks * granule_elems;
+                REQUIRE(shortest <= std::max<std::size_t>(default_max_chunk_elems, n / 0xff000000 + granule_elems));
+                std::size_t next = 0;
+                for (std::size_t i = 0; i + 1 < std::min<std::size_t>(cut.chunks, 300); ++i) {
+                    slice const chunk = cut.elements(i, i + 1);
+                    REQUIRE(chunk.begin == next);
+                    REQUIRE(chunk.end % granule_elems == 0);
+                    REQUIRE(chunk.size() >= shortest);
+                    REQUIRE(chunk.size() <= shortest + granule_elems);
+                    next = chunk.end;
+                }
+                bool const is_even = cut.chunks % cut.threads == 0;
+                REQUIRE((is_even || cut.chunks + cut.threads > granules));
+                std::size_t const least_home = granules / cut.threads * granule_elems;
                 std::size_t expected_begin = 0;
                 for (unsigned t = 0; t < cut.threads; ++t) {
                     slice const home = cut.home(t);
                     REQUIRE(home.begin == expected_begin);
-                    REQUIRE(home.size() + cut.chunk_elems >= n / cut.threads / 2);
+                    REQUIRE((!is_even || t + 1 == cut.threads || home.size() >= least_home));
+                    REQUIRE((!is_even || home.size() <= least_home + granule_elems));
+                    REQUIRE(home.size() + 2 * default_max_chunk_elems >= n / cut.threads);
                     expected_begin = home.end;
                 }
                 REQUIRE(expected_begin == n);
@@ -145,10 +161,11 @@ TEST_CASE("every element is worked on once, by as many threads as were asked for
     }
     CHECK(executor({.threads = 8, .min_slice_elems = 1000}).chunks(3500).threads == 3);
     CHECK(executor({.threads = 8, .min_slice_elems = 0}).chunks(3500).threads == 8);
-    CHECK(executor({.threads = 2}).chunks(1 << 24).chunk_elems == default_max_chunk_elems);
-    CHECK(executor({.threads = 2, .max_chunk_elems = 10000}).chunks(1 << 24).chunk_elems == 9984);
+    auto const longest = [](executor const& cpu) { return cpu.chunks(1 << 24).elements(0, 1).size(); };
+    CHECK(longest(executor({.threads = 2})) == default_max_chunk_elems);
+    CHECK(longest(executor({.threads = 2, .max_chunk_elems = 10000})) == 9920); // 1682 chunks, as many for each thread
     CHECK(executor({.threads = 2, .max_chunk_elems = 1}).max_chunk_elems() == min_chunk_elems);
-    CHECK(executor({.threads = 2, .max_chunk_elems = 1}).chunks(1 << 24).chunk_elems == min_chunk_elems);
+    CHECK(longest(executor({.threads = 2, .max_chunk_elems = 1})) == min_chunk_elems);
 #else
     CHECK_THROWS_AS(executor({.threads = 2}), unavailable);
 #endif
