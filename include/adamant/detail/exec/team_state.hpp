@@ -63,6 +63,17 @@ public:
     [[nodiscard]] std::uint32_t load() const noexcept { return value_.load(std::memory_order_acquire); }
     // Call wake() afterwards. The two are separate so that a lock can be released between them.
     void store(std::uint32_t value) noexcept { value_.store(value, std::memory_order_seq_cst); }
+    // The same for many words, whose cache lines travel at the same time: store_early() in each, once fence(), then
+    // wake() each.
+    void store_early(std::uint32_t value) noexcept
+    {
+        value_.store(value, has_fences ? std::memory_order_release : std::memory_order_seq_cst);
+    }
+    static void fence() noexcept
+    {
+        if constexpr (has_fences)
+            std::atomic_thread_fence(std::memory_order_seq_cst);
+    }
     void wake() noexcept
     {
         if (sleepers_.load(std::memory_order_seq_cst) != 0)
@@ -93,6 +104,18 @@ public:
     }
 
 private:
+#if defined(__has_feature) // Clang
+#if __has_feature(thread_sanitizer)
+#define ADAMANT_NO_FENCES
+#endif
+#endif
+#if defined(__SANITIZE_THREAD__) || defined(ADAMANT_NO_FENCES) // ThreadSanitizer does not know fences
+    static constexpr bool has_fences = false;
+#else
+    static constexpr bool has_fences = true;
+#endif
+#undef ADAMANT_NO_FENCES
+
     std::atomic<std::uint32_t> value_{0};
     std::atomic<std::uint32_t> sleepers_{0};
 };
@@ -105,7 +128,7 @@ public:
     // members enter one by one, and `active` of them have entered already.
     void open(std::uint32_t ticket, bool all, unsigned active) noexcept
     {
-        word_.store(std::uint64_t{ticket} << 32 | (all ? everyone | closed : 0) | active, std::memory_order_release);
+        word_.store(std::uint64_t{ticket} << 32 | (all ? everyone | one_left : 0) | active, std::memory_order_release);
     }
     // Returns whether the calling member takes part in the request of this ticket. It must leave() then.
     [[nodiscard]] bool enter(std::uint32_t ticket) noexcept
@@ -116,23 +139,26 @@ public:
                 return false;
             if ((word & everyone) != 0)
                 return true;
-            if ((word & closed) != 0)
+            if ((word & left_mask) != 0)
                 return false;
             if (word_.compare_exchange_weak(word, word + 1, std::memory_order_acq_rel, std::memory_order_acquire))
                 return true;
         }
     }
-    // Closes the gate. Returns whether this was the last active thread: it completes the request.
+    // Closes the gate. Returns whether this was the last active thread: it completes the request. One operation,
+    // because the gate's cache line travels through all members, one after the other.
     [[nodiscard]] bool leave() noexcept
     {
-        word_.fetch_or(closed, std::memory_order_relaxed);
-        return (word_.fetch_sub(1, std::memory_order_acq_rel) & active_mask) == 1;
+        return (word_.fetch_add(one_left - 1, std::memory_order_acq_rel) & active_mask) == 1;
     }
 
 private:
-    static constexpr std::uint64_t closed = std::uint64_t{1} << 31;
-    static constexpr std::uint64_t everyone = std::uint64_t{1} << 30;
-    static constexpr std::uint64_t active_mask = everyone - 1;
+    // The upper half of the word is the ticket. The gate is closed once a thread has left.
+    static constexpr std::uint64_t everyone = std::uint64_t{1} << 31;
+    static constexpr std::uint64_t one_left = std::uint64_t{1} << 16;
+    static constexpr std::uint64_t left_mask = everyone - one_left;
+    static constexpr std::uint64_t active_mask = one_left - 1;
+    static_assert(team::max_threads < left_mask / one_left);
     std::atomic<std::uint64_t> word_{0};
 };
 
@@ -437,6 +463,7 @@ private:
         for (unsigned i = 0; i < takers; ++i)
             if (i != stand_in)
                 mailboxes_[i].deliver(ticket);
+        wait_word::fence();
         return takers;
     }
     void wake(unsigned members) noexcept
@@ -455,11 +482,12 @@ private:
             if (!parked.load(std::memory_order_relaxed))
                 parked.store(true, std::memory_order_relaxed);
         }
+        // Call wait_word::fence() before ticket.wake().
         void deliver(std::uint32_t request) noexcept
         {
             if (parked.load(std::memory_order_relaxed))
                 parked.store(false, std::memory_order_relaxed);
-            ticket.store(request);
+            ticket.store_early(request);
         }
     };
 
