@@ -4,12 +4,12 @@
 
 #include <cstdint>
 
-#include <adamant/detail/tune/scattered.hpp>
+#include <adamant/detail/tune/mix_bits.hpp>
 
 // As good as random, and any element's is found without the others'.
 inline std::uint32_t random_bits(std::uint32_t x)
 {
-    return adamant::detail::scattered(x);
+    return adamant::detail::mix_bits(x);
 }
 
 // About as a normal distribution of standard deviation 1; never 0, for an odd number is halved.

@@ -225,7 +225,7 @@ struct tuned_cores {
     [[nodiscard]] bool all() const noexcept;
 
     /// Returns the request with the tuned size, for select_cores(), which always leaves the host one core.
-    [[nodiscard]] core_request request(core_request asked) const;
+    [[nodiscard]] core_request request(core_request base) const;
     /// Returns the tuned options for the executor on a rank's cores.
     [[nodiscard]] executor_options options() const;
 };
@@ -321,7 +321,7 @@ public:
 
 private:
     // Averages times and not rates, because times are additive.
-    void take_in(double& rate, double amount, double seconds, bool& known) noexcept;
+    void update_rate(double& rate, double amount, double seconds, bool& known) noexcept;
 
     step_rates rates_;
     follower_options options_;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Definitions of adamant/tune.hpp.
+// Definition of fewest_within() of adamant/tune.hpp.
 #pragma once
 
 #include <adamant/error.hpp>
@@ -12,11 +12,11 @@ ADAMANT_DECL unsigned fewest_within(std::vector<core_time> const& curve, double 
 {
     detail::default_mode_scope const mode;
     double best = 0;
-    for (core_time const& at : curve)
-        best = best == 0 ? at.median_s : std::min(best, at.median_s);
-    for (core_time const& at : curve)
-        if (at.median_s <= (1 + share) * best)
-            return at.cores;
+    for (core_time const& point : curve)
+        best = best == 0 ? point.median_s : std::min(best, point.median_s);
+    for (core_time const& point : curve)
+        if (point.median_s <= (1 + share) * best)
+            return point.cores;
     return 0;
 }
 

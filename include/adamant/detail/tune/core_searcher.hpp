@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The search behind search_cores(): measures numbers of cores until one is enough.
+// Implementation of search_cores(): measures core counts until a larger one is no longer worth its cores.
 #pragma once
 
 #include <algorithm>
@@ -26,8 +26,8 @@ public:
         for (std::size_t i = 0; cores_ == 1 && i < options_.rounds; ++i)
             measure(1); // a single core has no other count to compare with
         while (result_.cores < cores_ && !stopped_)
-            if (unsigned const more = worth_having(); more != 0)
-                before_ = std::exchange(result_.cores, more);
+            if (unsigned const next = next_worthwhile(); next != 0)
+                previous_ = std::exchange(result_.cores, next);
             else
                 break;
         shrink();
@@ -39,57 +39,59 @@ public:
     }
 
 private:
-    // Adds one core while that is measurable, then an eighth. halved() and shrink() refine the result.
+    // Adds one core to small counts and an eighth to larger ones, whose change with one core is too small to measure.
+    // bisect() and shrink() refine the result.
     static unsigned increment(unsigned count) noexcept { return std::max(1u, count / 8); }
 
     // Returns the next count that is worth using, or 0.
-    unsigned worth_having()
+    unsigned next_worthwhile()
     {
-        unsigned const now = result_.cores;
-        unsigned const step = increment(now);
-        unsigned const next = std::min(now + step, cores_);
-        if (is_worth(now, next))
+        unsigned const current = result_.cores;
+        unsigned const step = increment(current);
+        unsigned const next = std::min(current + step, cores_);
+        if (is_worthwhile(current, next))
             return next;
-        if (unsigned const fewer = halved(now, next); fewer != now)
+        if (unsigned const fewer = bisect(current, next); fewer != current)
             return fewer;
         // The search continues: two cores may gain something although one does not, and another node adds its memory.
-        std::vector<unsigned> further = {now + 2 * step, now + 3 * step};
-        auto const boundary = std::lower_bound(options_.boundaries.begin(), options_.boundaries.end(), now);
+        std::vector<unsigned> candidates = {current + 2 * step, current + 3 * step};
+        auto const boundary = std::lower_bound(options_.boundaries.begin(), options_.boundaries.end(), current);
         if (boundary != options_.boundaries.end())
-            further.insert(further.end(), {*boundary + (now + 1) / 2, *boundary + now});
-        std::sort(further.begin(), further.end());
+            candidates.insert(candidates.end(), {*boundary + (current + 1) / 2, *boundary + current});
+        std::sort(candidates.begin(), candidates.end());
         unsigned tried = next;
-        for (unsigned const more : further)
-            if (unsigned const count = std::min(more, cores_); count > tried) {
-                if (is_worth(now, count))
+        for (unsigned const candidate : candidates)
+            if (unsigned const count = std::min(candidate, cores_); count > tried) {
+                if (is_worthwhile(current, count))
                     return count;
                 tried = count;
             }
         return 0;
     }
-    // Bisects between a count and a larger one that is not worth using. Returns the largest count that is.
-    unsigned halved(unsigned least, unsigned not_worth)
+    // Bisects between a sufficient count and a larger one that is not worth using. Returns the largest worthwhile
+    // count.
+    unsigned bisect(unsigned least, unsigned too_many)
     {
-        while (not_worth - least > 1 && !stopped_) {
-            unsigned const middle = least + (not_worth - least) / 2;
-            (is_worth(least, middle) ? least : not_worth) = middle;
+        while (too_many - least > 1 && !stopped_) {
+            unsigned const middle = least + (too_many - least) / 2;
+            (is_worthwhile(least, middle) ? least : too_many) = middle;
         }
         return least;
     }
-    // The last increment may have passed the knee. Bisects back to the smallest count over which the last one gains too
-    // little.
+    // The last increment may have passed the knee. Bisects back to the smallest count that the result gains too little
+    // over.
     void shrink()
     {
-        unsigned least = before_;
+        unsigned least = previous_;
         while (result_.cores - least > 1 && !stopped_) {
             unsigned const middle = least + (result_.cores - least) / 2;
-            if (is_worth(middle, result_.cores))
+            if (is_worthwhile(middle, result_.cores))
                 least = middle;
             else if (!stopped_)
                 result_.cores = middle;
         }
     }
-    bool is_worth(unsigned fewer, unsigned more)
+    bool is_worthwhile(unsigned fewer, unsigned more)
     {
         if (stopped_)
             return false;
@@ -101,8 +103,8 @@ private:
                 stopped_ = true;
                 return false;
             }
-            bool const fewer_first =
-                ratios.size() % 2 == 0; // alternate, because the second may profit from state that the first left
+            // Alternate the order, because the second measurement may profit from state that the first one left.
+            bool const fewer_first = ratios.size() % 2 == 0;
             double const first = measure(fewer_first ? fewer : more);
             double const second = measure(fewer_first ? more : fewer);
             ratios.push_back(fewer_first ? first / second : second / first);
@@ -131,7 +133,7 @@ private:
     core_search_options const& options_;
     core_search_result result_;
     std::map<unsigned, std::vector<double>> seconds_;
-    unsigned before_ = 1; // the sufficient count before the last increment
+    unsigned previous_ = 1; // the sufficient count before the last increment
     bool stopped_ = false;
 };
 

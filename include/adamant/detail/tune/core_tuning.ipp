@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Definitions of adamant/tune.hpp.
+// Definition of tune_cores() of adamant/tune.hpp.
 #pragma once
 
 #include <algorithm>
@@ -28,13 +28,13 @@ namespace detail {
 
 class core_tuner {
 public:
-    core_tuner(machine const& on, core_request const& request, shard_format const& format,
+    core_tuner(machine const& host, core_request const& request, shard_format const& format,
                core_tuning_options const& options)
-        : on_(on), request_(request), format_(format), options_(options)
+        : host_(host), request_(request), format_(format), options_(options)
     {
-        found_.key = tuning_key_of(on, request, format, options.tier);
-        found_.of = cores_of_each_rank(on, request);
-        found_.elements = options.elements != 0 ? options.elements : trial_elements(on, format, request.ranks);
+        result_.key = tuning_key_of(host, request, format, options.tier);
+        result_.of = cores_of_each_rank(host, request);
+        result_.elements = options.elements != 0 ? options.elements : trial_elements(host, format, request.ranks);
     }
 
     tuned_cores run()
@@ -42,7 +42,7 @@ public:
         find_count();
         if (options_.settings)
             try_settings();
-        return std::move(found_);
+        return std::move(result_);
     }
 
 private:
@@ -50,7 +50,7 @@ private:
     {
         return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin_).count() > options_.deadline_s;
     }
-    double told(double seconds, unsigned count) const
+    double report(double seconds, unsigned count) const
     {
         if (options_.on_step)
             options_.on_step(count, seconds);
@@ -58,30 +58,31 @@ private:
     }
     rank_trials& trials(unsigned count)
     {
-        auto const there =
+        auto const match =
             std::find_if(trials_.begin(), trials_.end(), [&](auto const& t) { return t.count() == count; });
-        if (there != trials_.end()) {
-            trials_.splice(trials_.begin(), trials_, there);
+        if (match != trials_.end()) {
+            trials_.splice(trials_.begin(), trials_, match);
             return trials_.front();
         }
         if (trials_.size() == 2)
             trials_.pop_back();
         rank_trials const* const last = trials_.empty() ? nullptr : &trials_.front();
-        return trials_.emplace_front(on_, request_, count, found_.of, format_, found_.elements, options_.tier, last);
+        return trials_.emplace_front(host_, request_, count, result_.of, format_, result_.elements, options_.tier,
+                                     last);
     }
-    // After which counts there are more NUMA nodes, or more last caches, each of which has a way to memory of its own.
+    // Returns the counts after which a further core adds a NUMA node or an L3 cache, and with it a path to memory.
     [[nodiscard]] std::vector<unsigned> boundaries() const
     {
         std::vector<unsigned> all;
         std::size_t before = 0;
-        for (unsigned count = 1; count <= found_.of; ++count) {
-            rank_cores const cores = cores_for_trial(on_, request_, count, found_.of)[0];
-            std::size_t ways = cores.numa_nodes.size();
-            for (topology::cache const& c : on_.caches)
-                ways += c.level == 3 && c.pus.intersects(cores.adam_pus);
-            if (count > 1 && ways > before)
+        for (unsigned count = 1; count <= result_.of; ++count) {
+            rank_cores const cores = cores_for_trial(host_, request_, count, result_.of)[0];
+            std::size_t paths = cores.numa_nodes.size();
+            for (topology::cache const& c : host_.caches)
+                paths += c.level == 3 && c.pus.intersects(cores.adam_pus);
+            if (count > 1 && paths > before)
                 all.push_back(count - 1);
-            before = ways;
+            before = paths;
         }
         return all;
     }
@@ -89,97 +90,100 @@ private:
     {
         core_search_options search = options_.search;
         search.boundaries = boundaries();
-        // Beyond the quota all threads stop in each period, and nothing that is timed there holds.
-        std::size_t const threads_of_core = cores_for_trial(on_, request_, 1, found_.of)[0].adam_pus.size();
-        std::size_t const within = threads_within(on_.quota.cpus, request_.ranks, found_.of * threads_of_core);
+        // Beyond the quota the kernel stops all threads in each period, so times there are meaningless.
+        std::size_t const threads_of_core = cores_for_trial(host_, request_, 1, result_.of)[0].adam_pus.size();
+        std::size_t const within = threads_within(host_.quota.cpus, request_.ranks, result_.of * threads_of_core);
         core_search_result result = search_cores(
             std::max(1u, static_cast<unsigned>(within / threads_of_core)),
-            [&](unsigned count) { return told(trials(count).seconds(), count); }, [&] { return time_is_up(); }, search);
-        found_.cores = result.cores;
-        found_.finished = result.finished;
-        found_.curve = std::move(result.curve);
-        found_.cpuadam_cores_perc = static_cast<double>(found_.cores) / found_.of;
-        for (core_time const& at : found_.curve)
-            if (at.cores == found_.cores)
-                found_.step_s = at.median_s;
+            [&](unsigned count) { return report(trials(count).seconds(), count); }, [&] { return time_is_up(); },
+            search);
+        result_.cores = result.cores;
+        result_.finished = result.finished;
+        result_.curve = std::move(result.curve);
+        result_.cpuadam_cores_perc = static_cast<double>(result_.cores) / result_.of;
+        for (core_time const& point : result_.curve)
+            if (point.cores == result_.cores)
+                result_.step_s = point.median_s;
     }
 
-    // On the cores that were found, each round with every setting and the defaults, as the machine drifts.
+    // Compares settings on the chosen number of cores. Each round times every setting and the defaults, because the
+    // machine's speed drifts.
     void try_settings()
     {
         std::vector<executor_options> settings;
-        for (std::size_t const most : {std::size_t{8192}, std::size_t{16384}, std::size_t{262144}})
-            settings.push_back({.tier = options_.tier, .max_chunk_elems = most});
-        std::size_t const of_chunks = settings.size();
-        for (std::uint32_t const ahead : {0u, 256u, 512u, 1024u, 2048u, 4096u, 8192u})
-            if (ahead != default_prefetch_bytes())
-                settings.push_back({.tier = options_.tier, .prefetch_bytes = ahead});
+        for (std::size_t const max_elems : {std::size_t{8192}, std::size_t{16384}, std::size_t{262144}})
+            settings.push_back({.tier = options_.tier, .max_chunk_elems = max_elems});
+        std::size_t const chunk_settings = settings.size();
+        for (std::uint32_t const prefetch_bytes : {0u, 256u, 512u, 1024u, 2048u, 4096u, 8192u})
+            if (prefetch_bytes != default_prefetch_bytes())
+                settings.push_back({.tier = options_.tier, .prefetch_bytes = prefetch_bytes});
         std::vector<std::vector<double>> ratios(settings.size());
-        std::vector<double> usual;
-        while (usual.size() < options_.search.most_rounds && !time_is_up()) {
-            usual.push_back(step_with({.tier = options_.tier}));
+        std::vector<double> default_times;
+        while (default_times.size() < options_.search.most_rounds && !time_is_up()) {
+            default_times.push_back(step_with({.tier = options_.tier}));
             for (std::size_t i = 0; i < settings.size(); ++i)
-                ratios[i].push_back(step_with(settings[i]) / usual.back());
+                ratios[i].push_back(step_with(settings[i]) / default_times.back());
         }
-        if (usual.size() < options_.search.rounds)
+        if (default_times.size() < options_.search.rounds)
             return;
         for (std::size_t i = 0; i < settings.size(); ++i) {
-            bool const chunk = i < of_chunks;
+            bool const chunk = i < chunk_settings;
             median_range const range = range_of_median(ratios[i], options_.search.confidence);
             bool const known = range.confidence >= options_.search.confidence;
-            found_.tried.push_back({chunk ? "max_chunk_elems" : "prefetch_bytes",
-                                    chunk ? settings[i].max_chunk_elems : settings[i].prefetch_bytes, median(ratios[i]),
-                                    known ? range.low : 0, known ? range.high : std::numeric_limits<double>::max()});
+            result_.tried.push_back({chunk ? "max_chunk_elems" : "prefetch_bytes",
+                                     chunk ? settings[i].max_chunk_elems : settings[i].prefetch_bytes,
+                                     median(ratios[i]), known ? range.low : 0,
+                                     known ? range.high : std::numeric_limits<double>::max()});
         }
-        tuned_cores const before = found_;
+        tuned_cores const defaults = result_;
         if (tried_setting const* const best = fastest("max_chunk_elems"))
-            found_.max_chunk_elems = best->value;
+            result_.max_chunk_elems = best->value;
         if (tried_setting const* const best = fastest("prefetch_bytes"))
-            found_.prefetch_bytes = static_cast<std::uint32_t>(best->value);
-        executor_options chosen = found_.options();
+            result_.prefetch_bytes = static_cast<std::uint32_t>(best->value);
+        executor_options chosen = result_.options();
         chosen.tier = options_.tier;
-        if (chosen.max_chunk_elems == before.max_chunk_elems && chosen.prefetch_bytes == before.prefetch_bytes)
+        if (chosen.max_chunk_elems == defaults.max_chunk_elems && chosen.prefetch_bytes == defaults.prefetch_bytes)
             return;
-        std::vector<double> gains; // both at once, which need not add up
-        std::vector<double> together;
+        std::vector<double> combined_ratios; // of both settings, whose gains may not add up
+        std::vector<double> combined_times;
         for (std::size_t i = 0; i < options_.search.rounds; ++i) {
-            together.push_back(step_with(chosen));
-            gains.push_back(together.back() / step_with({.tier = options_.tier}));
+            combined_times.push_back(step_with(chosen));
+            combined_ratios.push_back(combined_times.back() / step_with({.tier = options_.tier}));
         }
-        if (median(gains) < 1) {
-            found_.step_s = median(together);
+        if (median(combined_ratios) < 1) {
+            result_.step_s = median(combined_times);
         } else {
-            found_.max_chunk_elems = before.max_chunk_elems;
-            found_.prefetch_bytes = before.prefetch_bytes;
+            result_.max_chunk_elems = defaults.max_chunk_elems;
+            result_.prefetch_bytes = defaults.prefetch_bytes;
         }
     }
     double step_with(executor_options const& settings)
     {
-        return told(trials(found_.cores).seconds(settings), found_.cores);
+        return report(trials(result_.cores).seconds(settings), result_.cores);
     }
-    // Of those of this name that are surely faster by enough; null where none is.
+    // Returns the fastest value of this setting among those that are faster by settings_worth with confidence, or null.
     [[nodiscard]] tried_setting const* fastest(std::string_view name) const
     {
         tried_setting const* best = nullptr;
-        for (tried_setting const& t : found_.tried)
+        for (tried_setting const& t : result_.tried)
             if (t.name == name && t.high <= 1 - options_.settings_worth &&
                 (best == nullptr || t.time_ratio < best->time_ratio))
                 best = &t;
         return best;
     }
 
-    machine const& on_;
+    machine const& host_;
     core_request const& request_;
     shard_format const& format_;
     core_tuning_options const& options_;
     std::chrono::steady_clock::time_point begin_ = std::chrono::steady_clock::now();
-    std::list<rank_trials> trials_; // of the two counts last used, the last one in front
-    tuned_cores found_;
+    std::list<rank_trials> trials_; // of the two most recent counts, the latest first
+    tuned_cores result_;
 };
 
 } // namespace detail
 
-ADAMANT_DECL tuned_cores tune_cores(machine const& on, core_request const& request, shard_format const& format,
+ADAMANT_DECL tuned_cores tune_cores(machine const& host, core_request const& request, shard_format const& format,
                                     core_tuning_options const& options)
 {
     detail::default_mode_scope const mode;
@@ -188,7 +192,7 @@ ADAMANT_DECL tuned_cores tune_cores(machine const& on, core_request const& reque
     if (!(options.settings_worth >= 0 && options.settings_worth < 1))
         detail::throw_invalid_argument(
             {"settings_worth is ", options.settings_worth, ", but must be a share of the time, from 0 to below 1"});
-    return detail::core_tuner(on, request, format, options).run();
+    return detail::core_tuner(host, request, format, options).run();
 }
 
 ADAMANT_END_NAMESPACE

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Timed steps of all ranks of a machine on a number of their cores.
+// Timed optimizer steps of all ranks of a machine, on a given number of cores of each.
 #pragma once
 
 #include <algorithm>
@@ -29,7 +29,7 @@ inline unsigned cores_in(machine const& host, pu_set const& pus)
     return count;
 }
 
-// Returns the PUs of each rank's optimizer with `count` of the rank's `total` cores. Selection keeps one core for the
+// Returns each rank's cores with `count` of its `total` cores for the optimizer. select_cores() keeps one core for the
 // host; a trial may give the optimizer all of them.
 inline std::vector<rank_cores> cores_for_trial(machine const& host, core_request request, unsigned count,
                                                unsigned total)
@@ -71,19 +71,18 @@ inline std::size_t trial_elements(machine const& host, shard_format const& forma
     std::size_t cached = std::size_t{32} << 20;
     for (topology::cache const& c : host.caches)
         cached += c.level == 3 ? c.bytes : 0;
-    double const each = memory_bytes(format.types) * ranks;
-    // The two counts that are compared have arrays at the same time.
-    double const most = static_cast<double>(available_memory().bytes) / 8;
-    double const wanted = 8 * static_cast<double>(cached);
-    auto const elems = static_cast<std::size_t>(std::min(wanted, most) / each);
+    double const elem_bytes = memory_bytes(format.types) * ranks;
+    // The two counts that are compared allocate arrays at the same time.
+    double const max_bytes = static_cast<double>(available_memory().bytes) / 8;
+    double const target_bytes = 8 * static_cast<double>(cached);
+    auto const elems = static_cast<std::size_t>(std::min(target_bytes, max_bytes) / elem_bytes);
     return std::max<std::size_t>(elems / granule_elems, 1) * granule_elems;
 }
 
 // Teams and arrays of all ranks on a number of cores.
 class rank_trials {
 public:
-    // Reuses the arrays of `previous`, which may be null, if their NUMA placement is the same: each rank's arrays in
-    // one and the same node.
+    // Reuses the arrays of `previous`, which may be null, if both place each rank's arrays in the same single node.
     rank_trials(machine const& host, core_request const& request, unsigned count, unsigned total,
                 shard_format const& format, std::size_t elements, isa tier, rank_trials const* previous = nullptr)
         : count_(count)
@@ -103,7 +102,7 @@ public:
             for (std::size_t r = 0; r < ranks.size(); ++r)
                 steps_->emplace_back(executors_[r], format, elements, memory_options{.nodes = nodes_[r]});
         }
-        for (int i = 0; i < 2; ++i) // warm-up: the kernel decides about pages once
+        for (int i = 0; i < 2; ++i) // warm-up: the system does one-time work on the pages
             seconds();
     }
     [[nodiscard]] unsigned count() const noexcept { return count_; }

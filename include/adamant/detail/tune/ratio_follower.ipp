@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Definitions of adamant/tune.hpp.
+// Definitions of ratio_follower and measured_step_of() of adamant/tune.hpp.
 #pragma once
 
 #include <cmath>
@@ -35,16 +35,16 @@ ADAMANT_DECL ratio_follower::ratio_follower(step_rates const& rates, follower_op
     if (!(options.worth >= 0 && options.worth < 1))
         detail::throw_invalid_argument(
             {"worth is ", options.worth, ", but must be a share of the step, from 0 to below 1"});
-    (void)best_ratio(rates_, options_.least, options_.most); // throws for the others
+    (void)best_ratio(rates_, options_.least, options_.most); // throws for invalid rates and limits
 }
 
 ADAMANT_DECL void ratio_follower::observe(measured_step const& step) noexcept
 {
     detail::default_mode_scope const mode;
-    take_in(rates_.cpu_elems_per_s, step.cpu_elems, step.cpu_s, known_[0]);
-    take_in(rates_.device_elems_per_s, step.device_elems, step.device_s, known_[1]);
-    take_in(rates_.down_bytes_per_s, step.down_bytes, step.down_s, known_[2]);
-    take_in(rates_.up_bytes_per_s, step.up_bytes, step.up_s, known_[3]);
+    update_rate(rates_.cpu_elems_per_s, step.cpu_elems, step.cpu_s, known_[0]);
+    update_rate(rates_.device_elems_per_s, step.device_elems, step.device_s, known_[1]);
+    update_rate(rates_.down_bytes_per_s, step.down_bytes, step.down_s, known_[2]);
+    update_rate(rates_.up_bytes_per_s, step.up_bytes, step.up_s, known_[3]);
 }
 
 ADAMANT_DECL void ratio_follower::set_times(double backward_s, double forward_s)
@@ -61,11 +61,11 @@ ADAMANT_DECL std::optional<double> ratio_follower::proposal(double ratio) const
 {
     detail::default_mode_scope const mode;
     step_forecast const best = best_ratio(rates_, options_.least, options_.most);
-    bool const worth_it = best.step_s < forecast(rates_, ratio).step_s * (1 - options_.worth);
-    return worth_it ? std::optional(best.ratio) : std::nullopt;
+    bool const is_worthwhile = best.step_s < forecast(rates_, ratio).step_s * (1 - options_.worth);
+    return is_worthwhile ? std::optional(best.ratio) : std::nullopt;
 }
 
-ADAMANT_DECL void ratio_follower::take_in(double& rate, double amount, double seconds, bool& known) noexcept
+ADAMANT_DECL void ratio_follower::update_rate(double& rate, double amount, double seconds, bool& known) noexcept
 {
     double const time = seconds / amount;
     if (!(amount > 0 && seconds > 0) || !std::isnormal(time) || !std::isfinite(amount))

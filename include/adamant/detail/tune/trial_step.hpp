@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Arrays of a model's size, and steps over them to be timed. A part of <adamant/tune.hpp>.
+// trial_step: arrays of a model's size, and timed steps over them. A part of <adamant/tune.hpp>.
 #pragma once
 
 #include <cstddef>
@@ -11,12 +11,12 @@
 
 ADAMANT_BEGIN_NAMESPACE
 
-/// Arrays of n elements, and steps over them to be timed.
+/// Arrays of n elements, and timed steps over them.
 ///
-/// The executor's threads first touch each element where it will be used. Values decide which path a kernel takes, so
-/// they resemble those of training: neighbours differ, there are no zeros, and second moments match the gradients. The
-/// arrays begin at cache lines and at different offsets in their pages, as a program's do; with equal offsets each load
-/// would wait for a store to another array.
+/// The executor's threads first touch each element where they will use it. A kernel's path depends on values, so these
+/// resemble those of training: neighbours differ, there are no zeros, and second moments match the gradients. The
+/// arrays begin at cache lines and at different offsets in their pages, as in a real program; with equal offsets each
+/// load would wait for a store to another array.
 class trial_step {
 public:
     /// Allocates and fills the arrays.
@@ -38,8 +38,8 @@ public:
     double seconds(executor const& cpu);
 
 private:
-    // Bytes between offsets: a multiple of a cache line that does not divide a page.
-    static constexpr std::size_t apart = 1088;
+    // Bytes between the offsets of arrays: a multiple of a cache line that does not divide a page.
+    static constexpr std::size_t offset_step_bytes = 1088;
     static constexpr std::size_t period_elems = 4096; // values repeat after this many elements, so that filling is fast
 
     void fill(std::size_t k, slice part);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Definitions of adamant/tune.hpp.
+// Definitions of cpu_model(), tuned_cores and its key of adamant/tune.hpp.
 #pragma once
 
 #include <algorithm>
@@ -15,7 +15,7 @@ ADAMANT_BEGIN_NAMESPACE
 ADAMANT_DECL std::string cpu_model(std::string const& cpuinfo)
 {
     std::ifstream file(cpuinfo);
-    file.exceptions(std::ios::badbit); // a line that finds no memory is not the end of the file
+    file.exceptions(std::ios::badbit); // out of memory for a line must not look like the end of the file
     std::string arm;
     for (std::string line; std::getline(file, line);) {
         std::size_t const colon = line.find(':');
@@ -39,7 +39,7 @@ namespace detail {
 inline constexpr char const* quota_entry = "CPU quota";
 } // namespace detail
 
-ADAMANT_DECL tuning_key tuning_key_of(machine const& on, core_request const& request, shard_format const& format,
+ADAMANT_DECL tuning_key tuning_key_of(machine const& host, core_request const& request, shard_format const& format,
                                       isa tier)
 {
     auto const count = [](std::size_t n) { return std::to_string(n); };
@@ -50,13 +50,13 @@ ADAMANT_DECL tuning_key tuning_key_of(machine const& on, core_request const& req
     for (std::string const& gpu : request.gpus)
         gpus += (gpus.empty() ? "" : "; ") + gpu;
     std::string nodes;
-    for (topology::numa_node const& node : on.nodes)
+    for (topology::numa_node const& node : host.nodes)
         nodes += (nodes.empty() ? "" : "; ") + to_list(node.pus) + " " + std::string(name(node.kind));
     tuning_key key{{{"processor", cpu_model()},
-                    {"packages", count(on.packages.size())},
+                    {"packages", count(host.packages.size())},
                     {"NUMA nodes", nodes},
-                    {"cores", count(on.cores.size())},
-                    {"allowed PUs", to_list(on.allowed)},
+                    {"cores", count(host.cores.size())},
+                    {"allowed PUs", to_list(host.allowed)},
                     {"instruction set", std::string(name(resolve_isa(tier)))},
                     {"types", to_text(format.types)},
                     {"ranks", count(request.ranks)},
@@ -66,8 +66,8 @@ ADAMANT_DECL tuning_key tuning_key_of(machine const& on, core_request const& req
                     {"PUs of a core", request.smt == smt_policy::all ? "all" : "one"},
                     {"fast cores for", request.fast == fast_cores::host ? "the host" : "the optimizer"},
                     {"version", detail::text_of({ADAMANT_VERSION_MAJOR, ".", ADAMANT_VERSION_MINOR})}}};
-    if (on.quota.cpus > 0) // absent without a quota, so that older files stay valid
-        key.entries.emplace_back(detail::quota_entry, detail::text_of({on.quota.cpus}));
+    if (host.quota.cpus > 0) // absent without a quota, so that older files stay valid
+        key.entries.emplace_back(detail::quota_entry, detail::text_of({host.quota.cpus}));
     return key;
 }
 
@@ -81,13 +81,13 @@ ADAMANT_DECL bool tuned_cores::all() const noexcept
     return finished && cores == of;
 }
 
-ADAMANT_DECL core_request tuned_cores::request(core_request asked) const
+ADAMANT_DECL core_request tuned_cores::request(core_request base) const
 {
-    asked.cpuadam_cores_perc.reset();
-    asked.pt_reserved_cores.reset();
-    asked.pt_reserved_cores_perc.reset();
-    asked.cpuadam_cores = std::max(1u, std::min(cores, of - (of > 1)));
-    return asked;
+    base.cpuadam_cores_perc.reset();
+    base.pt_reserved_cores.reset();
+    base.pt_reserved_cores_perc.reset();
+    base.cpuadam_cores = std::max(1u, std::min(cores, of - (of > 1)));
+    return base;
 }
 
 ADAMANT_DECL executor_options tuned_cores::options() const
@@ -98,17 +98,18 @@ ADAMANT_DECL executor_options tuned_cores::options() const
 ADAMANT_DECL void check_key(tuned_cores const& saved, tuning_key const& here)
 {
     std::string differences;
-    auto const value = [](tuning_key const& in, std::string const& name) -> std::string {
-        for (auto const& [key, text] : in.entries)
-            if (key == name)
+    auto const value = [](tuning_key const& key, std::string const& name) -> std::string {
+        for (auto const& [entry, text] : key.entries)
+            if (entry == name)
                 return text.empty() ? "none" : text;
         return name == detail::quota_entry ? "none" : "not known";
     };
     auto const compare = [&](tuning_key const& names) {
         for (auto const& entry : names.entries)
-            if (std::string const then = value(saved.key, entry.first), now = value(here, entry.first);
-                then != now && differences.find(entry.first + " was ") == std::string::npos)
-                differences += (differences.empty() ? "" : "; ") + entry.first + " was " + then + " and is " + now;
+            if (std::string const old_value = value(saved.key, entry.first), new_value = value(here, entry.first);
+                old_value != new_value && differences.find(entry.first + " was ") == std::string::npos)
+                differences +=
+                    (differences.empty() ? "" : "; ") + entry.first + " was " + old_value + " and is " + new_value;
     };
     compare(here);
     compare(saved.key);
