@@ -1114,7 +1114,7 @@ ADAMANT_C_API adamant_status adamant_deepspeed_get_offload(const adamant_deepspe
  * Each result may be null. */
 ADAMANT_C_API adamant_status adamant_deepspeed_model(const adamant_deepspeed* config, adamant_dtype* type,
                                                      uint32_t* accumulation_steps);
-/** Writes warning number `index`, about a key that means nothing here, to *text; null after the last one. The text
+/** Writes warning number `index`, about an ignored key, to *text; null after the last one. The text
  * lives as long as config. */
 ADAMANT_C_API adamant_status adamant_deepspeed_warning(const adamant_deepspeed* config, size_t index,
                                                        const char** text);

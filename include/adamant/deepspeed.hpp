@@ -66,10 +66,10 @@ private:
 
     [[noreturn]] void refuse(std::string_view path, json_value const& found, std::string const& rule) const
     {
-        if (found.is == kind::text && found.text == "auto")
+        if (found.type == kind::text && found.text == "auto")
             document_.fail(std::string(path) + " is \"auto\", which the Hugging Face integration replaces before "
                                                "DeepSpeed sees it. Replace it with a value.");
-        document_.fail(text_of({path, " is ", found.as_shown(), ", but must be ", rule}));
+        document_.fail(text_of({path, " is ", found.to_message_text(), ", but must be ", rule}));
     }
     double number(std::string_view path, double otherwise, number_rule const& rule)
     {
@@ -78,7 +78,7 @@ private:
     }
     double number_in(std::string_view path, json_value const& found, number_rule const& rule)
     {
-        if (found.is != kind::number || !rule.allows(found.number))
+        if (found.type != kind::number || !rule.allows(found.number))
             refuse(path, found, rule.text);
         return found.number;
     }
@@ -88,7 +88,7 @@ private:
         json_value const* const found = document_.find(path);
         if (found == nullptr)
             return otherwise;
-        if (found->is != kind::number || !found->whole || *found->whole < low || *found->whole > high)
+        if (found->type != kind::number || !found->whole || *found->whole < low || *found->whole > high)
             refuse(path, *found, text_of({"a whole number from ", low, " to ", high}));
         return static_cast<Integer>(*found->whole);
     }
@@ -96,16 +96,16 @@ private:
     std::optional<std::uint32_t> whole_or_auto(std::string_view path, std::uint32_t low)
     {
         json_value const* const found = document_.find(path);
-        if (found == nullptr || (found->is == kind::text && found->text == "auto"))
+        if (found == nullptr || (found->type == kind::text && found->text == "auto"))
             return std::nullopt;
-        if (found->is != kind::number || !found->whole || *found->whole < low || *found->whole > most_u32)
+        if (found->type != kind::number || !found->whole || *found->whole < low || *found->whole > most_u32)
             refuse(path, *found, text_of({"\"auto\" or a whole number from ", low, " to ", most_u32}));
         return static_cast<std::uint32_t>(*found->whole);
     }
     bool flag(std::string_view path, bool otherwise)
     {
         json_value const* const found = document_.find(path);
-        if (found != nullptr && found->is != kind::boolean)
+        if (found != nullptr && found->type != kind::boolean)
             refuse(path, *found, "true or false");
         return found == nullptr ? otherwise : found->flag;
     }
@@ -113,9 +113,9 @@ private:
     bool object(std::string_view path, bool may_be_null = false)
     {
         json_value const* const found = document_.find(path);
-        if (found == nullptr || (may_be_null && found->is == kind::null))
+        if (found == nullptr || (may_be_null && found->type == kind::null))
             return false;
-        if (found->is != kind::object)
+        if (found->type != kind::object)
             refuse(path, *found, "an object");
         return true;
     }
@@ -123,10 +123,10 @@ private:
     bool second_of(std::string_view path, std::string_view first, std::string_view second)
     {
         json_value const& found = *document_.find(path);
-        std::string const text = found.is == kind::text ? lower(found.text) : "";
-        if (text != lower(first) && text != lower(second))
+        std::string const text = found.type == kind::text ? to_lower(found.text) : "";
+        if (text != to_lower(first) && text != to_lower(second))
             refuse(path, found, text_of({'"', first, "\" or \"", second, "\""}));
-        return text == lower(second);
+        return text == to_lower(second);
     }
 
     void optimizer()
@@ -140,7 +140,7 @@ private:
         bool const w_mode = flag("optimizer.params.adam_w_mode", true);
         if (adamw && !w_mode)
             document_.warn(document_.find("optimizer.params.adam_w_mode")->order,
-                           "optimizer.params.adam_w_mode means nothing here: optimizer.type is AdamW, whose decay is "
+                           "optimizer.params.adam_w_mode is ignored: optimizer.type is AdamW, whose decay is "
                            "always decoupled. For L2 decay set optimizer.type to Adam.");
         out_.hyper.mode = adamw || w_mode ? decay_mode::decoupled : decay_mode::l2;
         object("optimizer.params");
@@ -167,7 +167,7 @@ private:
         json_value const* const found = document_.find("optimizer.params.betas");
         if (found == nullptr)
             return;
-        if (found->is != kind::array || found->size != 2)
+        if (found->type != kind::array || found->size != 2)
             refuse("optimizer.params.betas", *found, "an array of two numbers");
         out_.hyper.beta1 = number_in("optimizer.params.betas[0]", found->items[0], beta);
         out_.hyper.beta2 = number_in("optimizer.params.betas[1]", found->items[1], beta);
@@ -241,7 +241,7 @@ private:
                 document_.fail(std::string(old) + " is the old form of zero_optimization.offload_optimizer, which is "
                                                   "also set. Keep the new one.");
             if (json_value const* const found = document_.find(device); found != nullptr) {
-                if (found->is == kind::text && lower(found->text) == "nvme")
+                if (found->type == kind::text && to_lower(found->text) == "nvme")
                     document_.fail(std::string(device) + " is \"nvme\", but adamant keeps the optimizer's state in "
                                                          "memory. Set it to \"cpu\".");
                 out_.offload = !second_of(device, "cpu", "none");
@@ -273,7 +273,7 @@ private:
         to.overlap = flag("zero_optimization.zenflow.overlap_step", to.overlap);
         if (flag(offload, false))
             document_.warn(document_.find(offload)->order,
-                           text_of({offload, " means nothing here: the state of selected columns is kept where they "
+                           text_of({offload, " is ignored: the state of selected columns is kept where they "
                                              "are stepped."}));
         select_interval(to);
         to.update_interval = whole_or_auto(update, 1);
@@ -291,7 +291,7 @@ private:
         static constexpr std::string_view epoch_path = "zero_optimization.zenflow.steps_per_epoch";
         std::string strategy = "auto";
         if (json_value const* const found = document_.find(strategy_path); found != nullptr) {
-            strategy = found->is == kind::text ? found->text : "";
+            strategy = found->type == kind::text ? found->text : "";
             if (strategy != "auto" && strategy != "step" && strategy != "epoch")
                 refuse(strategy_path, *found, "\"auto\", \"step\" or \"epoch\"");
         }
@@ -305,7 +305,7 @@ private:
                 text_of({interval_path, document_.find(interval_path) == nullptr ? " is missing" : " is \"auto\"",
                          ", but select_strategy is \"", strategy, "\". Set it to a whole number."}));
         json_value const* const epoch = document_.find(epoch_path);
-        bool const known = epoch != nullptr && epoch->is != kind::null;
+        bool const known = epoch != nullptr && epoch->type != kind::null;
         std::size_t const factor = known ? whole<std::uint32_t>(epoch_path, 1, 1, most_u32) : 0;
         to.select_epochs = strategy == "step" ? 0 : given.value_or(1);
         std::size_t const steps = strategy == "step" ? *given : to.select_epochs * factor;

@@ -237,7 +237,7 @@ namespace detail {
 void check_limits(double max_norm, double max_abs_grad);
 // The total of all ranks by options.reduce, which must be set. Throws what that throws, and invalid_argument for an
 // invalid result.
-[[nodiscard]] squares_total reduced(optimizer_options const& options, squares_total const& own);
+[[nodiscard]] squares_total reduced(optimizer_options const& options, squares_total const& local);
 } // namespace detail
 
 /// Checks the options.

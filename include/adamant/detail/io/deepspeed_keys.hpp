@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The keys of a DeepSpeed configuration that mean something here.
+// The keys of a DeepSpeed configuration that the library reads.
 #pragma once
 
 #include <string_view>
@@ -59,7 +59,7 @@ inline constexpr std::string_view deepspeed_keys[] = {
     "zero_optimization.zenflow.pt_reserved_cores_perc",
     "zero_optimization.zenflow.steps_per_epoch",
 };
-// They mean nothing here, but together they decide gradient_accumulation_steps.
+// Ignored, but kept for a warning: DeepSpeed derives gradient_accumulation_steps from them.
 inline constexpr std::string_view deepspeed_ignored[] = {"train_batch_size", "train_micro_batch_size_per_gpu"};
 
 } // namespace detail

@@ -64,7 +64,7 @@ ADAMANT_DECL core_request core_request_of(offload_config const& config)
     if (config.cpuadam_cores_perc)
         request.cpuadam_cores_perc = config.cpuadam_cores_perc;
     else if (config.pt_reserved_cores_perc && *config.pt_reserved_cores_perc == 0)
-        request.cpuadam_cores_perc = 1; // the request knows no share of 0
+        request.cpuadam_cores_perc = 1; // a request cannot reserve a share of 0
     else
         request.pt_reserved_cores_perc = config.pt_reserved_cores_perc;
     return request;

@@ -26,21 +26,21 @@ ADAMANT_DECL void check_limits(double max_norm, double max_abs_grad)
                                 ", but a gradient is clipped by one of them; set the other to 0"});
 }
 
-ADAMANT_DECL squares_total reduced(optimizer_options const& options, squares_total const& own)
+ADAMANT_DECL squares_total reduced(optimizer_options const& options, squares_total const& local)
 {
-    squares_total::word_array words = own.words();
+    squares_total::word_array words = local.words();
     options.reduce(words);
-    squares_total all;
-    if (!all.set_words(words))
+    squares_total total;
+    if (!total.set_words(words))
         throw_invalid_argument(
             {"reduce returned invalid words: each must be the sum of that word over all processes, as "
              "64-bit integers, and none is negative"});
-    if (!all.covers(own))
-        throw_invalid_argument({"reduce was given the words of the sum of squares ", own.rounded().sum, " and ",
-                                own.nonfinite(), " non-finite gradients of this process, and left those of ",
-                                all.rounded().sum, " and ", all.nonfinite(),
+    if (!total.covers(local))
+        throw_invalid_argument({"reduce was given the words of the sum of squares ", local.rounded().sum, " and ",
+                                local.nonfinite(), " non-finite gradients of this process, and left those of ",
+                                total.rounded().sum, " and ", total.nonfinite(),
                                 " for all processes; add each word over all processes"});
-    return all;
+    return total;
 }
 
 } // namespace detail
