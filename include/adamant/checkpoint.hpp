@@ -31,7 +31,7 @@ class state_source {
 public:
     /// Copies bytes at an offset from a tensor's `data`, which may be null. Thread-safe.
     /// @throws corrupted or unavailable if they can no longer be read
-    virtual void read(std::byte const* from, std::size_t bytes, std::byte* to) const = 0;
+    virtual void read(std::byte const* src, std::size_t bytes, std::byte* dst) const = 0;
 
 protected:
     state_source() = default;
@@ -42,7 +42,7 @@ protected:
 class state_target {
 public:
     /// Copies whole elements to an address of this target. Thread-safe for distinct elements.
-    virtual void write(std::byte const* from, std::size_t bytes, std::byte const* at) const noexcept = 0;
+    virtual void write(std::byte const* src, std::size_t bytes, std::byte const* dst) const noexcept = 0;
 
 protected:
     state_target() = default;

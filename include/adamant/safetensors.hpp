@@ -50,7 +50,7 @@ inline save_report save_safetensors(std::filesystem::path const& path, state_dic
 [[nodiscard]] inline std::size_t safetensors_bytes(state_dict const& state)
 {
     detail::default_mode_scope const mode;
-    return detail::image_of(state, detail::file_image::of::size).bytes();
+    return detail::image_of(state, detail::file_image::extent::size).bytes();
 }
 
 /// Writes the contents of such a file to memory, and returns the number of bytes written. Thread-safe.

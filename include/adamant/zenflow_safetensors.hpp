@@ -46,7 +46,7 @@ inline save_report save_safetensors(std::filesystem::path const& path, zenflow_s
 [[nodiscard]] inline std::size_t safetensors_bytes(zenflow_state const& state)
 {
     detail::default_mode_scope const mode;
-    return detail::image_of(state, detail::file_image::of::size).bytes();
+    return detail::image_of(state, detail::file_image::extent::size).bytes();
 }
 
 /// Writes the contents of such a file to memory, and returns the number of bytes written. Thread-safe.

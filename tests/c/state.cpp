@@ -99,7 +99,7 @@ TEST_CASE("C: checkpoints in memory are those of files")
     std::vector<char> memory(bytes + 8, 'x');
     std::size_t written = 0;
     refused(adamant_save_memory(o.get(), memory.data(), bytes - 1, &written),
-            std::to_string(bytes) + " bytes is to be written to memory of " + std::to_string(bytes - 1));
+            std::to_string(bytes) + " bytes to memory of " + std::to_string(bytes - 1));
     REQUIRE((written == 0 && memory == std::vector<char>(bytes + 8, 'x')));
     ok(adamant_save_memory(o.get(), memory.data(), memory.size(), &written));
     REQUIRE(written == bytes);

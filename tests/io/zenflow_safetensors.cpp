@@ -337,7 +337,8 @@ TEST_CASE("what each kind of file is, is said to whoever wants the other")
     CHECK(mentions(refusal([&] { safetensors_state const file(folder / "zenflow"); }),
                    {"/zenflow has the state of an optimizer that defers gradients", "that defers no gradients"}));
     CHECK(mentions(refusal([&] { zenflow_safetensors_state const file(folder / "plain"); }),
-                   {"/plain has the state of an optimizer that defers no gradients", "ZenFlow's is to be read"}));
+                   {"/plain has the state of an optimizer that defers no gradients",
+                    "but must have the state of an optimizer that defers gradients, ZenFlow's"}));
     CHECK(mentions(refusal<unavailable>([&] { zenflow_safetensors_state const file(folder / "none"); }),
                    {"/none: cannot be read: No such file"}));
     CHECK(mentions(

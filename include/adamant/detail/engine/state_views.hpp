@@ -65,7 +65,7 @@ struct state_to_load {
                          {state.step, state.loss_scaler}};
     std::size_t room = 0;
     for (state_copy const& copy : result.copies)
-        room = std::max(room, copy.room_bytes());
+        room = std::max(room, copy.buffer_bytes());
     result.room.resize(room);
     name_index const by_name(state.groups, "group");
     for (parameter_group& group : result.groups) {

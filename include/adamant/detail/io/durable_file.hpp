@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A file that is replaced as a whole or not at all, whenever the process or the machine stops.
+// Atomic and durable replacement of a file: after a crash the path has either the complete old or the complete new
+// file.
 #pragma once
 
 #include <algorithm>
@@ -24,12 +25,12 @@
 
 ADAMANT_BEGIN_NAMESPACE
 
-// What a save, or its check, could not do although the file is complete. Some network and FUSE file systems refuse
-// calls of a durable save.
+// Steps of a save, or of its check, that the file system refused although the file is complete. Some network and FUSE
+// file systems refuse system calls that a durable save makes.
 struct save_report {
-    // Whether the directory was synced. If not, the complete old file may be back after a power failure.
+    // Whether the directory was synced. If not, the path may have the complete old file again after a power failure.
     bool folder_synced = true;
-    // Whether the new file has the permission bits of the file it replaced. If not, group and others have fewer.
+    // Whether the new file has the permission bits of the file it replaced. If not, group and others have fewer rights.
     bool permissions_kept = true;
     std::string reason = {}; // the system's reason for each false
 
@@ -58,64 +59,64 @@ private:
     int fd_;
 };
 
-[[noreturn]] inline void refuse_file(std::string const& path, std::string const& what, int error)
+[[noreturn]] inline void refuse_file(std::string const& path, std::string const& problem, int error)
 {
-    throw_unavailable({path, ": ", what, ": ", std::strerror(error)});
+    throw_unavailable({path, ": ", problem, ": ", std::strerror(error)});
 }
 
-// write() that answers EFBIG at the limit of file sizes (ulimit -f), where the system would end the process by SIGXFSZ.
+// Calls write(). At the limit of file sizes (ulimit -f) it returns EFBIG; without it SIGXFSZ would end the process.
 inline ssize_t write_within_limit(int file, void const* data, std::size_t bytes)
 {
-    ::sigset_t signal, before, pending;
+    ::sigset_t signal, previous, pending;
     sigemptyset(&signal);
     sigaddset(&signal, SIGXFSZ);
-    ::pthread_sigmask(SIG_BLOCK, &signal, &before);
+    ::pthread_sigmask(SIG_BLOCK, &signal, &previous);
     ::sigpending(&pending);
     ssize_t const result = ::write(file, data, bytes);
     int const error = errno;
-    if (result < 0 && error == EFBIG && sigismember(&pending, SIGXFSZ) == 0) { // then the signal is this write's
+    if (result < 0 && error == EFBIG && sigismember(&pending, SIGXFSZ) == 0) { // this write raised the signal
         ::timespec const no_time = {};
         uninterrupted([&] { return ::sigtimedwait(&signal, nullptr, &no_time); });
     }
-    ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
+    ::pthread_sigmask(SIG_SETMASK, &previous, nullptr);
     errno = error;
     return result;
 }
 
-// Until commit() has returned, the path keeps its old file. The bytes go to PATH.part, which is locked, so that the
-// second of two writers gets an error instead of both writing a mixture. A PATH.part that a killed process left behind
-// is used again. Errors are unavailable, with the path and the system's reason. The destructor removes PATH.part unless
-// it has become the file. The new file has the permission bits of the old one, but not its owner and its other links. A
-// symbolic link is followed. One thread at a time.
+// Writes to PATH.part and renames it in commit(), so the path keeps its old file until then. PATH.part is locked: the
+// second of two writers gets an error, and their bytes never mix. A PATH.part of a killed process is reused. The
+// destructor removes PATH.part if commit() did not rename it. The new file has the permission bits of the old one, but
+// not its owner and its other hard links. Symbolic links are followed. Throws unavailable with the path and the
+// system's reason. Not thread-safe.
 class durable_file {
 public:
     explicit durable_file(std::filesystem::path const& path) : path_(path.string())
     {
         if (path_.empty())
-            throw_invalid_argument({"a file is to be written, but its path is empty"});
+            throw_invalid_argument({"cannot write a file: its path is empty"});
         if (std::error_code error; std::filesystem::is_symlink(path, error)) {
             path_ = std::filesystem::canonical(path, error).string();
             if (error)
                 refuse_file(path.string(), "this symbolic link cannot be followed", error.value());
         }
-        struct ::stat there = {};
-        bool const replaces = ::stat(path_.c_str(), &there) == 0;
-        if (replaces && !S_ISREG(there.st_mode)) // a rename would replace a device, and would come too late to say no
-            refuse_file(path_, "only a file can be replaced", S_ISDIR(there.st_mode) ? EISDIR : EINVAL);
+        struct ::stat old_status = {};
+        bool const replaces = ::stat(path_.c_str(), &old_status) == 0;
+        if (replaces && !S_ISREG(old_status.st_mode)) // rename() would replace a device, and would fail too late
+            refuse_file(path_, "only a file can be replaced", S_ISDIR(old_status.st_mode) ? EISDIR : EINVAL);
         std::string const folder = std::filesystem::path(path_).parent_path().string();
-        // Before anything is written, as the new name is not safe without it.
+        // Opened before anything is written, because the new name is durable only after a sync of the directory.
         directory_ = descriptor(uninterrupted(
             [&] { return ::open(folder.empty() ? "." : folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC); }));
         if (directory_.get() < 0)
             refuse_file(path_, "the folder cannot be opened", errno);
         part_ = path_ + ".part";
-        // Where fchmod() is refused, no other user may do more with the new file than with the old one.
-        open_and_lock(replaces ? (there.st_mode & 0777) | 0600 : 0666);
+        // If fchmod() is refused, the new file must not give other users more rights than the old one.
+        open_and_lock(replaces ? (old_status.st_mode & 0777) | 0600 : 0666);
         try {
             if (uninterrupted([&] { return ::ftruncate(file_.get(), 0); }) != 0)
                 fail("cannot be emptied");
             if (replaces)
-                keep_permissions(there.st_mode & 0777);
+                keep_permissions(old_status.st_mode & 0777);
         } catch (...) {
             ::unlink(part_.c_str());
             throw;
@@ -125,56 +126,56 @@ public:
     durable_file& operator=(durable_file const&) = delete;
     ~durable_file()
     {
-        if (!committed_) // still locked, so it is ours
+        if (!committed_) // PATH.part is still locked by this object
             ::unlink(part_.c_str());
     }
 
     void write(void const* data, std::size_t bytes)
     {
-        auto const* at = static_cast<char const*>(data);
+        auto const* position = static_cast<char const*>(data);
         while (bytes != 0) {
             ssize_t const written = uninterrupted(
-                [&] { return write_within_limit(file_.get(), at, std::min(bytes, std::size_t{1} << 30)); });
+                [&] { return write_within_limit(file_.get(), position, std::min(bytes, std::size_t{1} << 30)); });
             if (written <= 0) {
                 errno = written == 0 ? ENOSPC : errno;
                 fail("could not be written");
             }
-            at += written;
+            position += written;
             bytes -= static_cast<std::size_t>(written);
         }
     }
     void write(std::string_view text) { write(text.data(), text.size()); }
 
-    // On the disk, then under its name, then the name on the disk.
+    // Syncs the file, renames it, and syncs the directory.
     save_report commit()
     {
-        become(path_);
+        rename_part(path_);
         return report_;
     }
-    // Performs every system call of a save on a small file next to the path. Call once, instead of write() and
-    // commit().
+    // Makes every system call of a save on a small file next to the path. Call once, instead of write() and commit().
     save_report rehearse()
     {
-        static constexpr char few[4096] = {};
-        write(few, sizeof few);
-        std::string const name = path_ + ".try"; // no longer than PATH.part, which a save needs
-        struct ::stat there = {};
+        static constexpr char zeros[4096] = {};
+        write(zeros, sizeof zeros);
+        std::string const name = path_ + ".try"; // not longer than PATH.part, which a save needs
+        struct ::stat status = {};
         {
             descriptor const replaced(uninterrupted(
                 [&] { return ::open(name.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK, 0666); }));
-            if (replaced.get() < 0 || ::fstat(replaced.get(), &there) != 0)
+            if (replaced.get() < 0 || ::fstat(replaced.get(), &status) != 0)
                 refuse_file(name, "cannot be opened for writing", errno);
-            // A check that was killed leaves an empty file or these zeros. Anything else is another program's.
-            char found[sizeof few] = {};
-            ssize_t const size = uninterrupted([&] { return ::pread(replaced.get(), found, sizeof found, 0); });
-            bool const is_ours = S_ISREG(there.st_mode) &&
-                                 (there.st_size == 0 || there.st_size == static_cast<::off_t>(sizeof few)) &&
-                                 size == there.st_size && std::memcmp(found, few, sizeof few) == 0;
-            if (!is_ours)
+            // A killed check leaves an empty file or these zeros. Any other content belongs to another program.
+            char content[sizeof zeros] = {};
+            ssize_t const size = uninterrupted([&] { return ::pread(replaced.get(), content, sizeof content, 0); });
+            bool const is_rehearsal_file =
+                S_ISREG(status.st_mode) &&
+                (status.st_size == 0 || status.st_size == static_cast<::off_t>(sizeof zeros)) &&
+                size == status.st_size && std::memcmp(content, zeros, sizeof zeros) == 0;
+            if (!is_rehearsal_file)
                 refuse_file(name, "is in the way of a check; rename it", EEXIST);
         }
         try {
-            become(name);
+            rename_part(name);
         } catch (...) {
             ::unlink(name.c_str());
             throw;
@@ -184,51 +185,51 @@ public:
     }
 
 private:
-    [[noreturn]] void fail(char const* what) const { refuse_file(part_, what, errno); }
+    [[noreturn]] void fail(char const* problem) const { refuse_file(part_, problem, errno); }
 
-    void become(std::string const& name)
+    void rename_part(std::string const& name)
     {
         // fsync() is not retried after an error: a second call would not report it again.
         if (uninterrupted([&] { return ::fsync(file_.get()); }) != 0)
             fail("could not be synced to the disk");
         if (uninterrupted([&] { return ::rename(part_.c_str(), name.c_str()); }) != 0) {
             int const error = errno;
-            if (!is_ours(name)) // a server that is asked again, as its answer was lost, finds nothing to rename
+            if (!refers_to_file(name)) // a file server that repeats a rename after a lost reply finds no file
                 refuse_file(name, "could not be replaced by " + part_, error);
         }
         committed_ = true;
-        // From here on the path has the new file, whole: nothing is a failure any more.
+        // The path now has the complete new file, so later errors are only reported.
         if (uninterrupted([&] { return ::fsync(directory_.get()); }) != 0)
             note(report_.folder_synced, "the folder could not be synced", errno);
     }
 
-    // Whether that is the name of the file that is being written.
-    [[nodiscard]] bool is_ours(std::string const& name) const
+    // Returns whether the name refers to the open file_.
+    [[nodiscard]] bool refers_to_file(std::string const& name) const
     {
-        struct ::stat ours = {};
-        struct ::stat named = {};
-        return ::fstat(file_.get(), &ours) == 0 && ::lstat(name.c_str(), &named) == 0 && named.st_ino == ours.st_ino &&
-               named.st_dev == ours.st_dev;
+        struct ::stat status = {};
+        struct ::stat named_status = {};
+        return ::fstat(file_.get(), &status) == 0 && ::lstat(name.c_str(), &named_status) == 0 &&
+               named_status.st_ino == status.st_ino && named_status.st_dev == status.st_dev;
     }
 
-    void note(bool& which, char const* what, int error)
+    void note(bool& flag, char const* problem, int error)
     {
-        which = false;
-        report_.reason += text_of({report_.reason.empty() ? "" : "; ", what, ": ", std::strerror(error)});
+        flag = false;
+        report_.reason += text_of({report_.reason.empty() ? "" : "; ", problem, ": ", std::strerror(error)});
     }
 
-    void keep_permissions(::mode_t wanted)
+    void keep_permissions(::mode_t permissions)
     {
-        struct ::stat ours = {};
-        if (::fstat(file_.get(), &ours) != 0)
+        struct ::stat status = {};
+        if (::fstat(file_.get(), &status) != 0)
             fail("cannot be looked at");
-        ::mode_t const given = ours.st_mode & 0777;
-        if (given == wanted || uninterrupted([&] { return ::fchmod(file_.get(), wanted); }) == 0)
+        ::mode_t const current = status.st_mode & 0777;
+        if (current == permissions || uninterrupted([&] { return ::fchmod(file_.get(), permissions); }) == 0)
             return;
         int const error = errno;
         bool const is_unsupported =
             error == EPERM || error == EINVAL || error == ENOSYS || error == ENOTSUP || error == EOPNOTSUPP;
-        if (!is_unsupported || (given & ~wanted & 077) != 0)
+        if (!is_unsupported || (current & ~permissions & 077) != 0)
             refuse_file(part_, "cannot be given the permissions of the file that it will replace", error);
         note(report_.permissions_kept, "the permissions of the old file could not be given to the new one", error);
     }
@@ -236,25 +237,25 @@ private:
     void open_and_lock(::mode_t permissions)
     {
         for (;;) {
-            // Reading too, as a named pipe opened for writing alone would wait for a reader.
+            // Open for reading too: open() of a named pipe for writing alone would wait for a reader.
             file_ = descriptor(uninterrupted(
                 [&] { return ::open(part_.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, permissions); }));
-            struct ::stat ours = {};
-            if (file_.get() < 0 || ::fstat(file_.get(), &ours) != 0)
+            struct ::stat status = {};
+            if (file_.get() < 0 || ::fstat(file_.get(), &status) != 0)
                 fail("cannot be opened for writing");
-            if (!S_ISREG(ours.st_mode))
+            if (!S_ISREG(status.st_mode))
                 refuse_file(part_, "is in the way and is not a file", EINVAL);
             if (uninterrupted([&] { return ::flock(file_.get(), LOCK_EX | LOCK_NB); }) != 0) {
                 if (errno == EWOULDBLOCK)
                     refuse_file(part_, "another save to this path is under way; save one at a time, or elsewhere",
                                 EWOULDBLOCK);
                 int const error = errno;
-                ::unlink(part_.c_str()); // no save can be under way where none can lock
+                ::unlink(part_.c_str()); // without locks no other save can be using it
                 refuse_file(part_, "cannot be locked, which a save needs; save to a file system that has locks", error);
             }
-            // Another writer may have renamed or removed it between the two calls: then the lock is on a file of that
-            // one's, finished and not ours to touch.
-            if (is_ours(part_))
+            // Another writer may have renamed or removed PATH.part between the two calls. The lock is then on a file
+            // that the other writer has finished.
+            if (refers_to_file(part_))
                 return;
         }
     }
@@ -264,7 +265,7 @@ private:
     descriptor directory_;
     descriptor file_;
     save_report report_;
-    bool committed_ = false; // then PATH.part is no longer ours
+    bool committed_ = false; // whether PATH.part has been renamed
 };
 
 } // namespace detail

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Copies one state into the arrays of another, however either was cut.
+// Copies of one state into the arrays of another, whose shards may differ.
 #pragma once
 
 #include <algorithm>
@@ -18,92 +18,95 @@ ADAMANT_BEGIN_NAMESPACE
 namespace detail {
 
 struct state_copy {
-    std::byte* to;
-    std::byte const* from;
+    std::byte* dst;
+    std::byte const* src;
     std::size_t bytes;
-    state_source const* source; // of the bytes, or null
-    state_target const* target; // of `to`, or null
+    state_source const* source; // reads src; null to read memory directly
+    state_target const* target; // writes dst; null to write memory directly
 
-    // How much room run() needs.
-    [[nodiscard]] std::size_t room_bytes() const noexcept
+    // Returns the size of the buffer that run() needs.
+    [[nodiscard]] std::size_t buffer_bytes() const noexcept
     {
-        return target == nullptr ? 0 : std::min(bytes, most_at_once);
+        return target == nullptr ? 0 : std::min(bytes, max_buffer_bytes);
     }
-    // Allocates nothing. Throws what the source does.
-    void run(std::span<std::byte> room) const
+    // Allocates no memory. Throws what the source throws.
+    void run(std::span<std::byte> buffer) const
     {
         if (target == nullptr) {
-            read(0, bytes, to);
+            read(0, bytes, dst);
             return;
         }
-        for (std::size_t done = 0; done != bytes;) {
-            std::size_t const n = std::min(room.size(), bytes - done);
-            read(done, n, room.data());
-            target->write(room.data(), n, bytes_behind(to, done));
-            done += n;
+        for (std::size_t offset = 0; offset != bytes;) {
+            std::size_t const n = std::min(buffer.size(), bytes - offset);
+            read(offset, n, buffer.data());
+            target->write(buffer.data(), n, bytes_behind(dst, offset));
+            offset += n;
         }
     }
 
 private:
-    static constexpr std::size_t most_at_once = std::size_t{1} << 16; // whole elements of any type
+    static constexpr std::size_t max_buffer_bytes = std::size_t{1} << 16; // whole elements of any type
 
-    void read(std::size_t begin, std::size_t n, std::byte* into) const
+    void read(std::size_t begin, std::size_t n, std::byte* out) const
     {
         if (source == nullptr)
-            std::memcpy(into, from + begin, n);
+            std::memcpy(out, src + begin, n);
         else
-            source->read(bytes_behind(from, begin), n, into);
+            source->read(bytes_behind(src, begin), n, out);
     }
 };
 
-// The copies that make `into` hold what `from` holds. Names identify parameters; others in `from` are ignored. Throws
-// what validate() throws, and invalid_argument that names what is missing or differs: a parameter, its shape, its
-// types, elements.
-[[nodiscard]] inline std::vector<state_copy> plan_copies(state_dict const& from, state_dict const& into)
+// Returns the copies that set every array of `live` from `loaded`. Names identify parameters; parameters that only
+// `loaded` has are ignored. Throws what validate() throws, and invalid_argument that names a parameter, shape, type or
+// range of elements that is missing or differs.
+[[nodiscard]] inline std::vector<state_copy> plan_copies(state_dict const& loaded, state_dict const& live)
 {
-    std::vector<state_tensor> const pieces = checked_tensors(from);
-    name_index const by_name(from.params, "param");
+    std::vector<state_tensor> const pieces = checked_tensors(loaded);
+    name_index const by_name(loaded.params, "param");
     std::vector<state_copy> copies;
-    for (state_tensor const& to : into.tensors) {
-        state_param const& param = into.params[to.param];
-        std::string const what = text_of({"'", param.name, ".", name(to.array), "'"});
-        auto const found = by_name.find(param.name);
-        if (!found)
+    for (state_tensor const& tensor : live.tensors) {
+        state_param const& param = live.params[tensor.param];
+        std::string const subject = text_of({"'", param.name, ".", name(tensor.array), "'"});
+        auto const param_index = by_name.find(param.name);
+        if (!param_index)
             throw_invalid_argument({"the state that is loaded has no parameter '", param.name,
                                     "'; is it of another model, or is a rank's file missing?"});
-        if (from.params[*found].shape != param.shape)
-            throw_invalid_argument({"'", param.name, "' has the shape ", shape_text(from.params[*found].shape),
+        if (loaded.params[*param_index].shape != param.shape)
+            throw_invalid_argument({"'", param.name, "' has the shape ", shape_text(loaded.params[*param_index].shape),
                                     " in the state that is loaded, but ", shape_text(param.shape), " here"});
-        std::size_t at = to.begin;
-        std::size_t const end = to.begin + to.elements;
-        // The first piece that ends after its begin: pieces of an array do not overlap, so their ends are in order,
-        // too.
-        auto const before = [&](state_tensor const& a, std::size_t begin) {
-            if (a.param != *found)
-                return a.param < *found;
-            return a.array != to.array ? a.array < to.array : a.begin + a.elements <= begin;
+        std::size_t begin = tensor.begin;
+        std::size_t const end = tensor.begin + tensor.elements;
+        // The first piece that ends after `begin`. Pieces of an array do not overlap, so their ends are in order, too.
+        auto const ends_before = [&](state_tensor const& a, std::size_t index) {
+            if (a.param != *param_index)
+                return a.param < *param_index;
+            return a.array != tensor.array ? a.array < tensor.array : a.begin + a.elements <= index;
         };
-        for (auto piece = std::lower_bound(pieces.begin(), pieces.end(), at, before);
-             piece != pieces.end() && piece->param == *found && piece->array == to.array && at != end; ++piece) {
-            if (piece->begin > at)
+        for (auto piece = std::lower_bound(pieces.begin(), pieces.end(), begin, ends_before);
+             piece != pieces.end() && piece->param == *param_index && piece->array == tensor.array && begin != end;
+             ++piece) {
+            if (piece->begin > begin)
                 break;
-            if (piece->type != to.type)
-                throw_invalid_argument(
-                    {what, " is ", name(piece->type), " in the state that is loaded, but ", name(to.type), " here"});
-            std::size_t const n = std::min(end, piece->begin + piece->elements) - at;
-            if ((at - to.begin) % elems_together(to.type) != 0 || (at - piece->begin) % elems_together(to.type) != 0)
-                throw_invalid_argument({what, " is in groups of ", elems_together(to.type),
+            if (piece->type != tensor.type)
+                throw_invalid_argument({subject, " is ", name(piece->type), " in the state that is loaded, but ",
+                                        name(tensor.type), " here"});
+            std::size_t const n = std::min(end, piece->begin + piece->elements) - begin;
+            if ((begin - tensor.begin) % elems_together(tensor.type) != 0 ||
+                (begin - piece->begin) % elems_together(tensor.type) != 0)
+                throw_invalid_argument({subject, " is in groups of ", elems_together(tensor.type),
                                         ", but cut between them: elements from ", piece->begin,
-                                        " on are in the state that is loaded, and elements from ", to.begin,
+                                        " on are in the state that is loaded, and elements from ", tensor.begin,
                                         " on are needed"});
-            copies.push_back({const_cast<std::byte*>(bytes_behind(to.data, array_bytes(to.type, at - to.begin))),
-                              bytes_behind(piece->data, array_bytes(to.type, at - piece->begin)),
-                              array_bytes(to.type, n), piece->source, to.target});
-            at += n;
+            copies.push_back(
+                {const_cast<std::byte*>(bytes_behind(tensor.data, array_bytes(tensor.type, begin - tensor.begin))),
+                 bytes_behind(piece->data, array_bytes(tensor.type, begin - piece->begin)), array_bytes(tensor.type, n),
+                 piece->source, tensor.target});
+            begin += n;
         }
-        if (at != end)
-            throw_invalid_argument({"of ", what, " element ", at, " is not in the state that is loaded, but elements ",
-                                    to.begin, " to ", end, " are needed; is a rank's file missing?"});
+        if (begin != end)
+            throw_invalid_argument({"of ", subject, " element ", begin,
+                                    " is not in the state that is loaded, but elements ", tensor.begin, " to ", end,
+                                    " are needed; is a rank's file missing?"});
     }
     return copies;
 }

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// Opt-in: a safetensors file of ours of whatever state, and how it is written: names, shapes and bytes of tensors, and
-// metadata, all of them text:
-//     adamant.format_version   which kind of state it is, see below
-//     adamant.step             steps taken, decimal
-//     adamant.state            JSON: what of the state is no tensor
-//     adamant.xxh3             JSON: of each tensor the XXH3 of its bytes, 64 bits in 16 hex digits
-//     adamant.header_xxh3      the same of all bytes before the data, with 16 zeros in its own place. Later versions of
-//                              the format keep this one, so that a flipped bit is no version from the future.
-//     anything else            the state's own metadata
+// Opt-in: the safetensors files of all kinds of state, and how they are written. A file has names, shapes and bytes of
+// tensors, and these metadata, all of them text:
+//     adamant.format_version   version of the kind of state, see file_kinds
+//     adamant.step             number of steps, decimal
+//     adamant.state            JSON: the state without its tensors
+//     adamant.xxh3             JSON: the XXH3 of each tensor's bytes, 64 bits in 16 hex digits
+//     adamant.header_xxh3      the XXH3 of all bytes before the data, with 16 zeros in place of these digits. Later
+//                              versions of the format keep this entry, so that a flipped bit in the version is found.
+//     other keys               the user's metadata
 #pragma once
 
 #include <cstddef>
@@ -34,13 +34,14 @@ ADAMANT_BEGIN_NAMESPACE
 namespace detail {
 
 inline constexpr std::size_t max_header_bytes = 100'000'000; // the most that other readers accept
-// No quote inside a JSON string is without a backslash, so this is a key, whatever the names are.
+// Quotes inside a JSON string have a backslash, so a match of this text is always the key.
 inline constexpr std::string_view header_digest_key = R"("adamant.header_xxh3":")";
 
-// A version for each kind: a library from before there was one names the version rather than a damage.
+// Each kind has a version of its own, so that a library that does not know the kind reports its version, not
+// corruption.
 struct file_kind {
     unsigned version;
-    std::string_view whose; // state
+    std::string_view owner; // of the state, for error messages
 };
 inline constexpr file_kind file_kinds[] = {{1, "an optimizer that defers no gradients"},
                                            {2, "an optimizer that defers gradients, ZenFlow's"}};
@@ -55,7 +56,7 @@ struct file_type {
 inline constexpr file_type file_types[] = {{"U64", 8}, {"F32", 4}, {"BF16", 2}, {"F16", 2},
                                            {"U16", 2}, {"U8", 1},  {"BOOL", 1}};
 
-// The type that an array has in a file: 8-bit moments are the bytes of their groups, residuals are integers.
+// Returns the type of an array in a file: 8-bit moments are the bytes of their groups, residuals are integers.
 constexpr file_type file_type_of(dtype type) noexcept
 {
     return visit_storage(type, [](auto format) { return file_type{format.file_type, format.file_bytes}; });
@@ -76,7 +77,7 @@ struct file_tensor {
     }
 };
 
-// What of a state is no tensor.
+// A state without its tensors.
 struct file_texts {
     file_kind kind;
     std::uint64_t step;
@@ -84,17 +85,17 @@ struct file_texts {
     std::map<std::string, std::string> const& metadata;
 };
 
-// Of the first bytes of a file, header and its length, with zeros for the digits of this digest.
-inline std::string header_digest(std::string_view bytes, std::size_t digits_at)
+// Returns the digest of a file's header and its length, with zeros for the digits of this digest.
+inline std::string header_digest(std::string_view bytes, std::size_t digits_begin)
 {
     xxh3 hash;
-    hash.add(bytes.substr(0, digits_at));
+    hash.add(bytes.substr(0, digits_begin));
     hash.add(std::string_view("0000000000000000"));
-    hash.add(bytes.substr(digits_at + 16));
+    hash.add(bytes.substr(digits_begin + 16));
     return digest_text(hash.digest());
 }
 
-// The XXH3 of each tensor's bytes.
+// Returns the XXH3 of each tensor's bytes.
 inline std::vector<std::string> digests_of(std::vector<file_tensor> const& tensors)
 {
     std::vector<std::string> digests;
@@ -108,7 +109,7 @@ inline std::vector<std::string> digests_of(std::vector<file_tensor> const& tenso
     return digests;
 }
 
-// Everything before the data. digests: of each tensor, 16 hex digits.
+// Returns the bytes before the data. digests: 16 hex digits for each tensor.
 inline std::string file_head(file_texts const& texts, std::vector<file_tensor> const& tensors,
                              std::vector<std::string> const& digests)
 {
@@ -137,25 +138,25 @@ inline std::string file_head(file_texts const& texts, std::vector<file_tensor> c
                                 " at most. Save the params in several files"});
     std::uint64_t const length = header.size();
     std::string head(sizeof length, '\0');
-    std::memcpy(head.data(), &length, sizeof length); // little-endian, as detail/core/abi.hpp sees to
+    std::memcpy(head.data(), &length, sizeof length); // little-endian: detail/core/abi.hpp requires it
     head += header;
     std::size_t const digits = head.find(header_digest_key) + header_digest_key.size();
     return head.replace(digits, 16, header_digest(head, digits));
 }
 
-// What a state's file holds. The state's arrays must stay as they are.
+// The content of a state's file. A view: the state's arrays must not change.
 class file_image {
 public:
-    enum class of { size, content }; // only the size: no data are read
+    enum class extent { size, content }; // size: only bytes() is valid, and no data are read
 
-    // The tensors' names must differ. Those with the largest elements come first, so that each is aligned to its
-    // elements from the data's begin on; else they keep their order.
-    file_image(file_texts const& texts, std::vector<file_tensor> tensors, of what) : tensors_(std::move(tensors))
+    // The tensors' names must differ. Tensors are sorted by element size, the largest first, so that all are aligned to
+    // their elements; the sort is stable.
+    file_image(file_texts const& texts, std::vector<file_tensor> tensors, extent needed) : tensors_(std::move(tensors))
     {
         sort_stably(tensors_, [](file_tensor const& a, file_tensor const& b) { return a.type.bytes > b.type.bytes; });
         head_ = file_head(texts, tensors_,
-                          what == of::content ? digests_of(tensors_)
-                                              : std::vector<std::string>(tensors_.size(), std::string(16, '0')));
+                          needed == extent::content ? digests_of(tensors_)
+                                                    : std::vector<std::string>(tensors_.size(), std::string(16, '0')));
     }
 
     [[nodiscard]] std::size_t bytes() const
@@ -165,7 +166,7 @@ public:
             bytes += tensor.bytes();
         return bytes;
     }
-    // write(data, bytes) for all of it, in order. Throws what it throws, and what reading a state of a file throws.
+    // Calls write(data, bytes) for all pieces in order. Throws what write() and reading a state of a file throw.
     template <class Write>
     void each_piece(Write const& write) const
     {
@@ -188,16 +189,16 @@ inline save_report save_image(file_image const& image, std::filesystem::path con
     return file.commit();
 }
 
-// Returns how many bytes were written. Throws invalid_argument where there is too little memory.
-inline std::size_t write_image(file_image const& image, std::span<std::byte> to)
+// Returns the number of bytes written. Throws invalid_argument if `dst` is too small.
+inline std::size_t write_image(file_image const& image, std::span<std::byte> dst)
 {
     std::size_t const needed = image.bytes();
-    if (to.size() < needed)
-        throw_invalid_argument({"a state of ", needed, " bytes is to be written to memory of ", to.size(), " bytes"});
+    if (dst.size() < needed)
+        throw_invalid_argument({"cannot write a state of ", needed, " bytes to memory of ", dst.size(), " bytes"});
     image.each_piece([&](std::byte const* data, std::size_t bytes) {
         if (bytes != 0)
-            std::memcpy(to.data(), data, bytes);
-        to = to.subspan(bytes);
+            std::memcpy(dst.data(), data, bytes);
+        dst = dst.subspan(bytes);
     });
     return needed;
 }

@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// Opt-in: what a safetensors file of a state_dict looks like. safetensors_file.hpp says what all our files have.
+// Opt-in: the layout of a safetensors file of a state_dict. safetensors_file.hpp describes what all files have in
+// common.
 //
-// The tensors, those of 32 bits first, then those of 16, then bytes:
-//     PARAM.param, PARAM.exp_avg, PARAM.exp_avg_sq    whole arrays, of the param's shape
-//     PARAM.exp_avg[BEGIN:END]                        elements of an array that is there in part only, one-dimensional
-// Moments of quantized8 are tensors of bytes, of the shape [groups, 68]: of each group 64 codes, and a float32 scale.
-// The metadata's adamant.format_version is "1", and adamant.state has groups with every hyperparameter, loss scaler or
+// Tensors of 32 bits come first, then those of 16 bits, then bytes:
+//     PARAM.param, PARAM.exp_avg, PARAM.exp_avg_sq    complete arrays, in the param's shape
+//     PARAM.exp_avg[BEGIN:END]                        elements of a partial array, one-dimensional
+// quantized8 moments are tensors of bytes in the shape [groups, 68]: each group has 64 codes and a float32 scale.
+// The metadata's adamant.format_version is "1". adamant.state has groups with every hyperparameter, loss scaler or
 // null, and params with name, shape and group.
 #pragma once
 
@@ -22,7 +23,7 @@
 ADAMANT_BEGIN_NAMESPACE
 namespace detail {
 
-// The shape of a tensor in a file: of its elements, or of the bytes of their groups.
+// Returns the shape of a tensor in a file: of its elements, or of the bytes of its groups.
 inline std::vector<std::size_t> file_shape(std::vector<std::size_t> const& shape, dtype type)
 {
     std::size_t const together = elems_together(type);
@@ -32,7 +33,7 @@ inline std::vector<std::size_t> file_shape(std::vector<std::size_t> const& shape
     return {(n + together - 1) / together, size_bytes(type)};
 }
 
-// Sorted tensors as those of the file: neighbours joined.
+// Builds the tensors of a file: adjacent sorted tensors become one.
 inline std::vector<file_tensor> build_layout(state_dict const& state, std::vector<state_tensor> const& sorted)
 {
     std::vector<file_tensor> result;
@@ -59,11 +60,11 @@ inline std::vector<file_tensor> build_layout(state_dict const& state, std::vecto
     return result;
 }
 
-// The state's file. Throws what validate() throws.
-inline file_image image_of(state_dict const& state, file_image::of what = file_image::of::content)
+// Returns the file of a state. Throws what validate() throws.
+inline file_image image_of(state_dict const& state, file_image::extent needed = file_image::extent::content)
 {
     std::vector<state_tensor> const sorted = checked_tensors(state);
-    return {{plain_file, state.step, state_text(state), state.metadata}, build_layout(state, sorted), what};
+    return {{plain_file, state.step, state_text(state), state.metadata}, build_layout(state, sorted), needed};
 }
 
 } // namespace detail

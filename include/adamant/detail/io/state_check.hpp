@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The check of a state_dict, for every file format.
+// Validation of a state_dict, for every file format.
 #pragma once
 
 #include <algorithm>
@@ -25,10 +25,10 @@
 ADAMANT_BEGIN_NAMESPACE
 namespace detail {
 
-// With room for the bytes of any type, and for a sign.
+// Leaves room for the bytes of any type, and for a sign.
 inline constexpr std::size_t max_elements = std::numeric_limits<std::size_t>::max() / 8;
 
-// The numbers of a group by name, to be written, read and compared.
+// The numbers of a group by name, for writing, reading and comparison.
 inline constexpr std::array<std::pair<char const*, double hyperparameters::*>, 5> hyperparameter_numbers = {{
     {"lr", &hyperparameters::lr},
     {"beta1", &hyperparameters::beta1},
@@ -45,7 +45,7 @@ inline std::string in_quotes(std::string_view name)
     return '\'' + std::string(name) + '\'';
 }
 
-// The text of an error, for another one that adds the place.
+// Returns the message of an error without its prefix, for an error that adds context.
 inline std::string reason(error const& inner)
 {
     return std::string(inner.what()).substr(std::string_view("adamant: ").size());
@@ -69,8 +69,8 @@ inline std::string array_text(state_dict const& state, state_tensor const& tenso
     return text_of({name(tensor.array), " of param ", in_quotes(state.params[tensor.param].name)});
 }
 
-// Throws invalid_argument for a shape that no memory holds. Zeros do not hide an overflow, because other readers
-// multiply from left to right.
+// Throws invalid_argument for a shape with more than max_elements. A zero does not hide an overflow, because other
+// readers multiply from left to right.
 inline std::size_t element_count(state_param const& param)
 {
     if (param.shape.size() > max_dimensions)
@@ -88,39 +88,39 @@ inline std::size_t element_count(state_param const& param)
     return empty ? 0 : product;
 }
 
-// Things by their names, which must live on.
+// Index of named objects. A view: the names must outlive it.
 class name_index {
 public:
-    // Throws invalid_argument for an empty name, one that is not UTF-8, and a name that appears twice. what: "group".
+    // Throws invalid_argument for a name that is empty, not UTF-8 or duplicate. noun: for error messages, "group".
     template <class Named>
-    name_index(std::vector<Named> const& all, char const* what)
+    name_index(std::vector<Named> const& all, char const* noun)
     {
         names_.reserve(all.size());
-        for (Named const& each : all)
-            names_.push_back(each.name);
-        sort(what);
+        for (Named const& object : all)
+            names_.push_back(object.name);
+        sort(noun);
     }
     [[nodiscard]] std::optional<std::size_t> find(std::string_view name) const noexcept
     {
-        auto const at = std::lower_bound(order_.begin(), order_.end(), name,
-                                         [&](std::size_t i, std::string_view wanted) { return names_[i] < wanted; });
-        if (at == order_.end() || names_[*at] != name)
+        auto const match = std::lower_bound(order_.begin(), order_.end(), name,
+                                            [&](std::size_t i, std::string_view target) { return names_[i] < target; });
+        if (match == order_.end() || names_[*match] != name)
             return std::nullopt;
-        return *at;
+        return *match;
     }
 
 private:
-    void sort(char const* what)
+    void sort(char const* noun)
     {
         for (std::size_t i = 0; i < names_.size(); ++i) {
             if (names_[i].empty())
-                throw_invalid_argument({what, ' ', i, " has no name"});
-            check_utf8(text_of({"the name of a ", what}), names_[i]);
+                throw_invalid_argument({noun, ' ', i, " has no name"});
+            check_utf8(text_of({"the name of a ", noun}), names_[i]);
         }
         order_ = sorted_order(names_, std::less<>());
         for (std::size_t i = 1; i < order_.size(); ++i)
             if (names_[order_[i - 1]] == names_[order_[i]])
-                throw_invalid_argument({what, "s ", order_[i - 1], " and ", order_[i], " have the same name, ",
+                throw_invalid_argument({noun, "s ", order_[i - 1], " and ", order_[i], " have the same name, ",
                                         in_quotes(names_[order_[i]])});
     }
 
@@ -131,38 +131,38 @@ private:
 inline void check_tensor(state_dict const& state, std::vector<std::size_t> const& counts, std::size_t i)
 {
     state_tensor const& tensor = state.tensors[i];
-    auto const refuse = [&](std::initializer_list<text_part> what) {
-        throw_invalid_argument({"tensor ", i, " of the state ", text_of(what)});
+    auto const refuse = [&](std::initializer_list<text_part> problem) {
+        throw_invalid_argument({"tensor ", i, " of the state ", text_of(problem)});
     };
     if (tensor.param >= state.params.size())
         refuse({"is for param ", tensor.param, ", but there are ", state.params.size()});
     if (tensor.array > state_array::exp_avg_sq)
         refuse({"is of an array that is not a valid state_array"});
-    std::string const what = array_text(state, tensor);
+    std::string const subject = array_text(state, tensor);
     bool const known = tensor.array == state_array::param ? is_element_type(tensor.type) : is_moment_type(tensor.type);
     if (!known)
-        refuse({"(", what, ") has elements of type ", name(tensor.type), ", but must have float32, bfloat16 or ",
+        refuse({"(", subject, ") has elements of type ", name(tensor.type), ", but must have float32, bfloat16 or ",
                 tensor.array == state_array::param ? "float16" : "quantized8"});
     std::size_t const count = counts[tensor.param];
     if (tensor.begin > count || tensor.elements > count - tensor.begin)
-        refuse({"(", what, ") has ", counted(tensor.elements, "element"), " from ", tensor.begin,
+        refuse({"(", subject, ") has ", counted(tensor.elements, "element"), " from ", tensor.begin,
                 ", but the param has ", count});
     std::size_t const together = elems_together(tensor.type);
     if (tensor.begin % together != 0 || (tensor.elements % together != 0 && tensor.begin + tensor.elements != count))
-        refuse({"(", what, ") has elements ", range_text(tensor.begin, tensor.begin + tensor.elements), " of ", count,
-                ", but groups of ", together, " elements are not cut"});
+        refuse({"(", subject, ") has elements ", range_text(tensor.begin, tensor.begin + tensor.elements), " of ",
+                count, ", but groups of ", together, " elements are not cut"});
     if (tensor.data == nullptr && tensor.source == nullptr && tensor.elements != 0)
-        refuse({"(", what, ") has no data"});
+        refuse({"(", subject, ") has no data"});
 }
 
-inline constexpr std::string_view own_metadata = "adamant."; // what keys of the library begin with
+inline constexpr std::string_view reserved_prefix = "adamant."; // of the library's metadata keys
 
 inline void check_metadata(std::map<std::string, std::string> const& metadata)
 {
     for (auto const& [key, value] : metadata) {
         check_utf8("a key of the metadata", key);
         check_utf8(text_of({"the metadata's text of '", key, "'"}), value);
-        if (key.empty() || key.starts_with(own_metadata))
+        if (key.empty() || key.starts_with(reserved_prefix))
             throw_invalid_argument({"the metadata have the key '", key,
                                     "', but must have keys that are not empty and do not begin with 'adamant.', which "
                                     "are the library's"});
@@ -185,8 +185,8 @@ inline void check_loss_scaler(std::optional<loss_scaler_state> const& scaler)
         throw_invalid_argument({"the loss scaler's scale is ", scaler->scale, ", but must be ", loss_scale_rule});
 }
 
-// The tensors with elements, and one of each array without elements, sorted by param, array and begin. Throws what
-// validate() throws.
+// Returns the tensors with elements, and one for each array without elements, sorted by param, array and begin. Throws
+// what validate() throws.
 inline std::vector<state_tensor> checked_tensors(state_dict const& state)
 {
     default_mode_scope const mode;
@@ -227,7 +227,7 @@ inline std::vector<state_tensor> checked_tensors(state_dict const& state)
                                     range_text(a.begin, a.begin + a.elements), " and ",
                                     range_text(b.begin, b.begin + b.elements)});
     }
-    // Of an array without elements one is enough.
+    // Keep only one tensor of an array without elements.
     std::size_t kept = 0;
     for (state_tensor const& t : result) {
         state_tensor const* const last = kept == 0 ? nullptr : &result[kept - 1];
@@ -242,7 +242,7 @@ inline std::vector<state_tensor> checked_tensors(state_dict const& state)
 
 // Throws invalid_argument naming the first problem: hyperparameters that validate() refuses; a loss scale whose inverse
 // float does not hold; params or groups without a name, with the same name, or with a name that is not UTF-8; metadata
-// that are not UTF-8 or have a key of the library's; a shape that no memory holds or with more than 64 dimensions; an
+// that are not UTF-8 or have a reserved key; a shape that no memory holds or with more than 64 dimensions; an
 // index out of range; a tensor past its param's end, of a type that the array cannot have, or without data; parts of
 // one array that overlap or differ in type. A state may be partial: one rank's share. Pure; reads no data; thread-safe.
 inline void validate(state_dict const& state)

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Opt-in: JSON read strictly, and a state_dict without its tensors as JSON. Needs nlohmann-json.
+// Opt-in: a strict JSON parser, and conversion of a state_dict without its tensors to and from JSON. Needs
+// nlohmann-json.
 #pragma once
 
 #if !__has_include(<nlohmann/json.hpp>)
@@ -27,19 +28,19 @@ namespace detail {
 
 using json = nlohmann::json;
 
-// Why a text is refused; the reader of a file adds the file's name.
+// A text is refused. Readers of files add the file's name to the message.
 class malformed : public std::runtime_error {
     using std::runtime_error::runtime_error;
 };
 
-// Builds what the parser reports, in time that is linear in the text (the library's own parser with a callback looks
-// through an object at the end of each of its members).
+// Builds a JSON value from the parser's events in linear time. (nlohmann-json's own parser with a callback searches an
+// object after each of its members.)
 class json_builder {
 public:
-    explicit json_builder(json& into) : into_(into) {}
+    explicit json_builder(json& root) : root_(root) {}
 
     bool null() { return value(nullptr); }
-    bool boolean(bool is) { return value(is); }
+    bool boolean(bool flag) { return value(flag); }
     bool number_integer(json::number_integer_t number) { return value(number); }
     bool number_unsigned(json::number_unsigned_t number) { return value(number); }
     bool number_float(json::number_float_t number, std::string const&) { return value(number); }
@@ -51,45 +52,45 @@ public:
     bool end_array() { return close(); }
     bool key(std::string& name)
     {
-        auto const [at, is_new] = levels_.back().in->get_ref<json::object_t&>().emplace(name, nullptr);
+        auto const [match, is_new] = levels_.back().container->get_ref<json::object_t&>().emplace(name, nullptr);
         if (!is_new)
             throw malformed(text_of({"the key ", json(name).dump().substr(0, 200), " appears twice"}));
-        levels_.back().member = &at->second;
+        levels_.back().member = &match->second;
         return true;
     }
     bool parse_error(std::size_t, std::string const&, json::exception const& error)
     {
-        throw malformed(std::string(error.what()).substr(0, 200)); // quotes what it read last, be it megabytes
+        throw malformed(std::string(error.what()).substr(0, 200)); // may quote megabytes of the text
     }
 
 private:
     struct level {
-        json* in;
-        json* member = nullptr; // of an object: the one whose key came last
-        std::size_t values = 0; // of an array: those that are no arrays or objects
+        json* container;
+        json* member = nullptr; // object: value of the most recent key
+        std::size_t values = 0; // array: number of scalars
     };
 
-    json& put(json made)
+    json& put(json element)
     {
         if (levels_.empty())
-            return into_ = std::move(made);
+            return root_ = std::move(element);
         level const& inside = levels_.back();
-        if (inside.in->is_object())
-            return *inside.member = std::move(made);
-        return inside.in->get_ref<json::array_t&>().emplace_back(std::move(made));
+        if (inside.container->is_object())
+            return *inside.member = std::move(element);
+        return inside.container->get_ref<json::array_t&>().emplace_back(std::move(element));
     }
-    bool value(json made)
+    bool value(json element)
     {
-        if (!levels_.empty() && levels_.back().in->is_array() && ++levels_.back().values > max_dimensions)
+        if (!levels_.empty() && levels_.back().container->is_array() && ++levels_.back().values > max_dimensions)
             throw malformed(text_of({"an array has more than ", max_dimensions, " values"}));
-        put(std::move(made));
+        put(std::move(element));
         return true;
     }
     bool open(json::value_t kind)
     {
         if (levels_.size() == 4)
             throw malformed("it is nested more than four levels deep");
-        levels_.push_back({&put(kind)}); // which stays where it is until it is closed: its parent gets no other before
+        levels_.push_back({&put(kind)}); // the pointer is stable: the parent gets no other value before close()
         return true;
     }
     bool close()
@@ -98,12 +99,12 @@ private:
         return true;
     }
 
-    json& into_;
+    json& root_;
     std::vector<level> levels_;
 };
 
-// Throws malformed for what is no JSON, for keys that an object has twice, and for what no file of ours has and only
-// serves to exhaust memory or the stack: more than four levels, arrays of more numbers than a shape has.
+// Throws malformed for a text that is not JSON, for duplicate keys, and for input that could exhaust memory or the
+// stack and that no state needs: more than four levels, and arrays with more numbers than a shape can have.
 inline json parse_json(std::string_view text)
 {
     json result;
@@ -112,21 +113,22 @@ inline json parse_json(std::string_view text)
     return result;
 }
 
-// The members of an object that has these keys and no others, one after the other.
+// Access to the members of an object that must have exactly `count` keys.
 class json_members {
 public:
-    json_members(json const& object, std::string what, std::size_t count) : object_(object), what_(std::move(what))
+    json_members(json const& object, std::string subject, std::size_t count)
+        : object_(object), subject_(std::move(subject))
     {
         if (!object.is_object() || object.size() != count)
-            throw malformed(text_of({what_, " is not an object of ", count, " members"}));
+            throw malformed(text_of({subject_, " is not an object of ", count, " members"}));
     }
 
     [[nodiscard]] json const& at(std::string const& key) const
     {
-        auto const found = object_.find(key);
-        if (found == object_.end())
-            throw malformed(text_of({what_, " has no ", in_quotes(key)}));
-        return *found;
+        auto const match = object_.find(key);
+        if (match == object_.end())
+            throw malformed(text_of({subject_, " has no ", in_quotes(key)}));
+        return *match;
     }
     [[nodiscard]] std::string string(std::string const& key) const
     {
@@ -162,25 +164,25 @@ public:
 private:
     [[noreturn]] void refuse(std::string const& key) const
     {
-        throw malformed(text_of({what_, " has a value of the wrong type as ", in_quotes(key)}));
+        throw malformed(text_of({subject_, " has a value of the wrong type as ", in_quotes(key)}));
     }
     template <class T>
-    T get(std::string const& key, bool right) const
+    T get(std::string const& key, bool has_type) const
     {
-        if (!right)
+        if (!has_type)
             refuse(key);
         return at(key).get<T>();
     }
 
     json const& object_;
-    std::string what_;
+    std::string subject_;
 };
 
-// Doubles are written with as many digits as their bits need.
-inline json groups_json(std::vector<parameter_group> const& of)
+// Doubles are written with enough digits for their exact value.
+inline json groups_json(std::vector<parameter_group> const& parameter_groups)
 {
     json groups = json::array();
-    for (parameter_group const& group : of) {
+    for (parameter_group const& group : parameter_groups) {
         json entry = {{"name", group.name},
                       {"mode", decay_mode_names[static_cast<unsigned>(group.hyper.mode)]},
                       {"bias_correction", group.hyper.bias_correction},
@@ -194,15 +196,16 @@ inline json groups_json(std::vector<parameter_group> const& of)
     }
     return groups;
 }
-inline json loss_scaler_json(std::optional<loss_scaler_state> const& of)
+inline json loss_scaler_json(std::optional<loss_scaler_state> const& state)
 {
     json scaler = nullptr;
-    if (of)
-        scaler = {{"scale", of->scale}, {"good_steps", of->good_steps}, {"hysteresis_left", of->hysteresis_left}};
+    if (state)
+        scaler = {
+            {"scale", state->scale}, {"good_steps", state->good_steps}, {"hysteresis_left", state->hysteresis_left}};
     return scaler;
 }
 
-// Groups, loss scaler and params, of a state that validate() has passed. The step and the tensors are elsewhere.
+// Returns groups, loss scaler and params of a valid state as JSON, without the step and the tensors.
 inline std::string state_text(state_dict const& state)
 {
     json params = json::array();
@@ -214,7 +217,8 @@ inline std::string state_text(state_dict const& state)
         .dump();
 }
 
-// Parses it. Throws malformed for another structure; what the values mean is validate()'s business.
+// The parsers of the JSON of states throw malformed for another structure. They leave the check of values to
+// validate().
 inline std::optional<loss_scaler_state> loss_scaler_from(json const& entry)
 {
     if (entry.is_null())
@@ -234,12 +238,12 @@ inline std::vector<parameter_group> groups_from(json const& array)
         group.name = members.string("name");
         for (auto const& [key, field] : hyperparameter_numbers)
             group.hyper.*field = members.number(key);
-        // The index in a list of names; one too many is none, which validate() refuses.
+        // The index in a list of names. An unknown name gives an index that validate() refuses.
         auto const choice = [&](char const* key, auto const& names) {
             return std::find(std::begin(names), std::end(names), members.string(key)) - std::begin(names);
         };
         group.hyper.mode = static_cast<decay_mode>(choice("mode", decay_mode_names));
-        // Files from before there was a choice are of runs that rounded to nearest, and go on so.
+        // Older files have no rounding: their runs rounded to nearest, and continue to.
         group.hyper.rounding = {rounding::nearest, rounding::nearest, 0};
         if (has_rounding)
             group.hyper.rounding = {static_cast<rounding>(choice("exp_avg_sq_rounding", rounding_names)),

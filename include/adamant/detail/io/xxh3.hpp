@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Opt-in: the checksum of checkpoints, XXH3 with 64 bits, from xxHash's header alone: nothing has to be linked.
+// Opt-in: the 64-bit XXH3 checksum of checkpoints, from xxHash's header alone.
 #pragma once
 
 #if !__has_include(<xxhash.h>)
@@ -7,8 +7,8 @@
     "adamant's checkpoint files need xxHash 0.8 or newer, and the compiler finds no xxhash.h (Debian and Ubuntu: libxxhash-dev). Nothing has to be linked for it."
 #endif
 
-// Its functions become static ones under names of their own, so a program that links xxHash keeps that, and translation
-// units of different -m flags keep apart.
+// Inlining makes xxHash's functions static and renames them, so they conflict neither with a linked xxHash nor between
+// translation units that are compiled with different -m flags.
 #if defined(XXH_INLINE_ALL)
 #include <xxhash.h>
 #else
@@ -27,7 +27,7 @@
 ADAMANT_BEGIN_NAMESPACE
 namespace detail {
 
-// Of any number of pieces in a row; where one piece ends makes no difference.
+// The checksum of consecutive pieces. It does not depend on how the bytes are divided into pieces.
 class xxh3 {
 public:
     xxh3() noexcept { XXH3_64bits_reset(&state_); }
@@ -43,7 +43,7 @@ private:
     XXH3_state_t state_;
 };
 
-// As files show it: 16 digits, the highest first.
+// Returns the 16 hex digits of files, the highest first.
 inline std::string digest_text(std::uint64_t digest)
 {
     std::string result(16, '0');

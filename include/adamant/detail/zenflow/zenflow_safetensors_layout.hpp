@@ -135,7 +135,7 @@ inline std::string state_text(zenflow_state const& state, std::vector<std::size_
 }
 
 // The file of the state. Throws as validate().
-inline file_image image_of(zenflow_state const& state, file_image::of extent = file_image::of::content)
+inline file_image image_of(zenflow_state const& state, file_image::extent needed = file_image::extent::content)
 {
     std::vector<std::size_t> const params = checked_params(state);
     std::vector<file_tensor> tensors;
@@ -148,7 +148,7 @@ inline file_image image_of(zenflow_state const& state, file_image::of extent = f
         });
     }
     return {
-        {zenflow_file, state.position.steps, state_text(state, params), state.metadata}, std::move(tensors), extent};
+        {zenflow_file, state.position.steps, state_text(state, params), state.metadata}, std::move(tensors), needed};
 }
 
 } // namespace detail

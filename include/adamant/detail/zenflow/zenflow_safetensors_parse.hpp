@@ -90,18 +90,18 @@ inline zenflow_state zenflow_state_from_text(std::string_view text)
 }
 
 // Sets a member of a param to the data of a tensor: a pointer to the data, or a copy for vectors.
-inline void take(found_tensor const& tensor, state_source const*, std::byte const*& array)
+inline void take(header_tensor const& tensor, state_source const*, std::byte const*& array)
 {
     array = tensor.data;
 }
-inline void take(found_tensor const& tensor, state_source const*, float const*& array)
+inline void take(header_tensor const& tensor, state_source const*, float const*& array)
 {
     if (reinterpret_cast<std::uintptr_t>(tensor.data) % alignof(float) != 0)
         throw malformed(tensor_text(tensor.name) + " is not aligned to its elements");
     array = reinterpret_cast<float const*>(tensor.data);
 }
 template <class T>
-void take(found_tensor const& tensor, state_source const* source, std::vector<T>& values)
+void take(header_tensor const& tensor, state_source const* source, std::vector<T>& values)
 {
     std::size_t const bytes = tensor.end - tensor.begin;
     values.resize(bytes / sizeof(T));
@@ -115,13 +115,13 @@ void take(found_tensor const& tensor, state_source const* source, std::vector<T>
 // The tensors of a file by name. Each must belong to one param.
 class zenflow_tensors {
 public:
-    explicit zenflow_tensors(std::vector<found_tensor> const& all)
+    explicit zenflow_tensors(std::vector<header_tensor> const& all)
         : all_(all), names_(all, "tensor"), is_taken_(all.size())
     {
     }
     // Returns null if an optional tensor is missing. Throws malformed if a required tensor is missing, or if the type
     // or shape differs.
-    [[nodiscard]] found_tensor const* find(zenflow_tensor const& wanted)
+    [[nodiscard]] header_tensor const* find(zenflow_tensor const& wanted)
     {
         auto const index = names_.find(wanted.name);
         if (!index && wanted.may_be_missing)
@@ -143,7 +143,7 @@ public:
     }
 
 private:
-    std::vector<found_tensor> const& all_;
+    std::vector<header_tensor> const& all_;
     name_index names_;
     std::vector<bool> is_taken_;
 };
@@ -153,7 +153,7 @@ private:
 inline zenflow_state read_zenflow_safetensors(std::string const& path, std::span<std::byte const> file,
                                               state_source const* source)
 {
-    return naming_file(path, [&] {
+    return add_file_name(path, [&] {
         file_contents contents(path, file, source, zenflow_file);
         zenflow_state state = zenflow_state_from_text(contents.state());
         state.position.steps = contents.step();
@@ -167,7 +167,7 @@ inline zenflow_state read_zenflow_safetensors(std::string const& path, std::span
             for (zenflow_state_param& p : state.params) {
                 p.source = source;
                 each_tensor(p, [&](zenflow_tensor const& wanted, auto& member) {
-                    if (found_tensor const* const tensor = tensors.find(wanted); tensor != nullptr)
+                    if (header_tensor const* const tensor = tensors.find(wanted); tensor != nullptr)
                         take(*tensor, source, member);
                 });
             }
