@@ -114,7 +114,7 @@ void count_times(State& state, std::vector<double> const& times)
 void request(State& state, unsigned threads)
 {
     constexpr int requests = 1000;
-    adamant::pu_set const pus = adamant::detail::pus_for(threads);
+    adamant::pu_set const pus = adamant::detail::select_pus(threads);
     adamant::team team({.pus = pus, .threads = threads});
     ball other(pus.members().back());
     std::vector<double> times;
@@ -148,7 +148,7 @@ void request(State& state, unsigned threads)
 
 void asleep(State& state, unsigned threads)
 {
-    adamant::pu_set const pus = adamant::detail::pus_for(threads);
+    adamant::pu_set const pus = adamant::detail::select_pus(threads);
     adamant::team team({.pus = pus, .threads = threads});
     ball other(pus.members().back());
     double idle_cpu = 0;
@@ -172,7 +172,7 @@ void asleep(State& state, unsigned threads)
 
 void make_team(State& state, unsigned threads)
 {
-    adamant::pu_set const pus = adamant::detail::pus_for(threads);
+    adamant::pu_set const pus = adamant::detail::select_pus(threads);
     std::vector<contender> all{
         {part_in_race::subject, "make_team", "", [&] { adamant::team const team({.pus = pus, .threads = threads}); }},
         {part_in_race::limit, "plain threads", "", [&] {

@@ -121,8 +121,8 @@ public:
     [[noreturn]] void fail(std::string const& problem) const;
     [[noreturn]] void fail(std::string const& problem, std::size_t offset) const;
 
-    [[nodiscard]] std::size_t position() const noexcept { return at_; }
-    [[nodiscard]] bool done() const noexcept;
+    [[nodiscard]] std::size_t position() const noexcept { return position_; }
+    [[nodiscard]] bool is_at_end() const noexcept;
     [[nodiscard]] char peek() const noexcept;
     bool take(char c) noexcept;
     bool take(std::string_view word) noexcept;
@@ -148,7 +148,7 @@ private:
 
     std::string_view text_;
     char const* what_;
-    std::size_t at_ = 0;
+    std::size_t position_ = 0;
 };
 
 } // namespace detail

@@ -89,7 +89,7 @@ TEST_CASE("one thread is the caller's, unless it is said where it is to be: then
 {
     CHECK(executor({.threads = 1, .bind = binding::none}).team() == nullptr);
 #if !defined(ADAMANT_NO_HWLOC)
-    unsigned const last = detail::pus_for(0).members().back();
+    unsigned const last = detail::select_pus(0).members().back();
     for (executor_options const& options : {executor_options{.threads = 1, .pus = {last}},
                                             executor_options{.pus = {last}, .bind = binding::if_possible}}) {
         executor const cpu(options);
@@ -113,7 +113,7 @@ TEST_CASE("one thread is the caller's, unless it is said where it is to be: then
 
 TEST_CASE("an executor on a team refuses options that say otherwise of its threads, and names both")
 {
-    pu_set const one = {detail::pus_for(1).front()};
+    pu_set const one = {detail::select_pus(1).front()};
     auto const free = std::make_shared<team>(team_options{.pus = one, .threads = 1, .bind = binding::none});
     auto const refusal = [](std::shared_ptr<team> const& on, executor_options const& options) -> std::string {
         try {
@@ -200,7 +200,7 @@ TEST_CASE("omp_env: the thread count does not come from OpenMP's settings, and t
     CHECK(omp_get_max_threads() == 1);
     CHECK(omp_get_dynamic() == dynamic);
     omp_set_num_threads(before);
-    CHECK(executor().threads() == detail::pus_for(0).size());
+    CHECK(executor().threads() == detail::select_pus(0).size());
 }
 
 TEST_CASE("an exception in the work reaches the caller")

@@ -2,9 +2,9 @@
 // The team: its bindings, its queue, its end; queues, and shards that are stepped together.
 #include <atomic>
 #include <cfenv>
+#include <climits>
 #include <cstdlib>
 #include <dirent.h>
-#include <climits>
 #include <fstream>
 #include <memory>
 #include <numeric>
@@ -86,7 +86,7 @@ std::size_t thread_count()
 
 team_options any_threads(unsigned threads)
 {
-    return {.pus = detail::pus_for(threads), .threads = threads};
+    return {.pus = detail::select_pus(threads), .threads = threads};
 }
 
 } // namespace
@@ -214,7 +214,7 @@ TEST_CASE("random requests from several threads: every member and every chunk is
     test::random_bits random(GENERATE(1u, 2u, 3u));
     for (unsigned const size : {1u, 2u, 3u, 16u}) {
         for (binding const bind : {binding::none, binding::automatic}) {
-            team t({.pus = detail::pus_for(size), .threads = size, .bind = bind});
+            team t({.pus = detail::select_pus(size), .threads = size, .bind = bind});
             std::vector<std::thread> submitters;
             std::atomic<int> wrong{0};
             for (int s = 0; s < 3; ++s)

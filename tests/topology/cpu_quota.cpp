@@ -177,9 +177,9 @@ TEST_CASE("cpu_quota: a tuning result says which quota it is for")
 
 TEST_CASE("cpu_quota: threads that nobody counted keep within it, and ranks have PUs of their own")
 {
-    pu_set const all = detail::pus_within(0);
-    CHECK(all == detail::pus_for(0));
-    CHECK(detail::pus_within(static_cast<double>(all.size())) == all);
+    pu_set const all = detail::select_pus_within_quota(0);
+    CHECK(all == detail::select_pus(0));
+    CHECK(detail::select_pus_within_quota(static_cast<double>(all.size())) == all);
     auto const as_rank = [](char const* rank, char const* ranks, auto function) {
         return test::in_child([&] {
             for (char const* const variable : {"OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "SLURM_LOCALID"})
@@ -190,19 +190,21 @@ TEST_CASE("cpu_quota: threads that nobody counted keep within it, and ranks have
         });
     };
     for (double const quota : {0.1, 1.0, 1.9})
-        CHECK(as_rank(nullptr, nullptr, [&] { return static_cast<int>(detail::pus_within(quota).size()); }) == 1);
+        CHECK(as_rank(nullptr, nullptr,
+                      [&] { return static_cast<int>(detail::select_pus_within_quota(quota).size()); }) == 1);
     if (all.size() < 2) {
         WARN("skipped: there is one core");
         return;
     }
-    CHECK(as_rank(nullptr, nullptr, [&] { return static_cast<int>(detail::pus_within(1.0).front()); }) ==
-          static_cast<int>(detail::pus_for(1).front()));
+    CHECK(as_rank(nullptr, nullptr, [&] { return static_cast<int>(detail::select_pus_within_quota(1.0).front()); }) ==
+          static_cast<int>(detail::select_pus(1).front()));
     // Ranks also share a quota of all cores, or of more.
     for (double const quota : {static_cast<double>(all.size()), 4.0 * static_cast<double>(all.size())}) {
         CAPTURE(quota);
         int const part = static_cast<int>(threads_within(quota, 8 * static_cast<unsigned>(all.size()), all.size()));
         std::string const ranks = std::to_string(8 * all.size());
-        CHECK(as_rank("3", ranks.c_str(), [&] { return static_cast<int>(detail::pus_within(quota).size()); }) == part);
+        CHECK(as_rank("3", ranks.c_str(),
+                      [&] { return static_cast<int>(detail::select_pus_within_quota(quota).size()); }) == part);
         CHECK(part == 1);
     }
     // Two ranks share almost all that there is.
@@ -210,7 +212,7 @@ TEST_CASE("cpu_quota: threads that nobody counted keep within it, and ranks have
     pu_set seen;
     for (char const* const rank : {"0", "1"})
         seen.insert(static_cast<unsigned>(as_rank(rank, "2", [&] {
-            pu_set const own = detail::pus_within(most);
+            pu_set const own = detail::select_pus_within_quota(most);
             return own.size() == threads_within(most, 2, all.size()) ? static_cast<int>(own.front()) : 97;
         })));
 #if !defined(ADAMANT_NO_HWLOC)
@@ -218,5 +220,5 @@ TEST_CASE("cpu_quota: threads that nobody counted keep within it, and ranks have
 #endif
     CHECK(seen.contains(97) == all.contains(97));
     // Variables that contradict each other are one rank's.
-    CHECK(as_rank("7", nullptr, [&] { return static_cast<int>(detail::pus_within(1.9).size()); }) == 1);
+    CHECK(as_rank("7", nullptr, [&] { return static_cast<int>(detail::select_pus_within_quota(1.9).size()); }) == 1);
 }

@@ -1405,7 +1405,7 @@ TEST_CASE("ranks are near their GPUs")
     request.ranks = 2;
     request.gpus = {"0", "5"};
     CHECK(mentions(refusal<unavailable>([&] { (void)select_cores(m, request); }),
-                   {"rank 1 is to drive GPU 5", "0 (0000:17:00.0), 1 (0000:3b:00.0)", "4 (0002:00:00.0)"}));
+                   {"cannot find GPU 5 of rank 1", "0 (0000:17:00.0), 1 (0000:3b:00.0)", "4 (0002:00:00.0)"}));
     m.gpus.clear();
     CHECK(mentions(refusal<unavailable>([&] { (void)select_cores(m, request); }), {"rank 0", "GPU 0", "has no GPU"}));
 }
@@ -1451,7 +1451,7 @@ TEST_CASE("requests that cannot be meant are refused, with what was asked")
                        {"pt_reserved_cores_perc is", "above 0 and below 1"}));
     CHECK(
         mentions(refused([](core_request& r) { r.cpuadam_cores = 0; }), {"0 cores were requested for the optimizer"}));
-    CHECK(mentions(refused([](core_request& r) { r.pt_reserved_cores = 0; }), {"0 cores are to be reserved"}));
+    CHECK(mentions(refused([](core_request& r) { r.pt_reserved_cores = 0; }), {"cannot reserve 0 cores"}));
     CHECK(mentions(refused([](core_request& r) { r.ranks = 0; }), {"0 ranks"}));
     CHECK(
         mentions(refused([](core_request& r) { r.cpuadam_cores = 1, r.pt_reserved_cores = 1; }), {"more than one of"}));
@@ -1483,9 +1483,9 @@ TEST_CASE("requests that this machine cannot serve are refused, with what there 
     CHECK(
         mentions(refused([](core_request& r) { r.cpuadam_cores = 0xffffffffu; }), {"4294967295 cores were requested"}));
     CHECK(mentions(refused([](core_request& r) { r.pt_reserved_cores = 4, r.ranks = 2; }),
-                   {"rank 0 has 4 cores", "4 cores are to be kept", "keep at most 3"}));
+                   {"rank 0 has 4 cores", "4 cores are reserved", "keep at most 3"}));
     CHECK(mentions(refused([](core_request& r) { r.pt_reserved_cores = 0xffffffffu; }),
-                   {"4294967295 cores are to be kept"}));
+                   {"4294967295 cores are reserved"}));
     CHECK(
         mentions(refused([](core_request& r) { r.pt_reserved_cores = 1, r.ranks = 8; }), {"ask for a share instead"}));
     CHECK(mentions(refused([](core_request& r) { r.ranks = 9; }), {"9 ranks cannot share 8 cores", "0-7"}));

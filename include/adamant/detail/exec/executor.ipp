@@ -30,8 +30,8 @@ ADAMANT_DECL executor::executor(executor_options const& options)
     if (threads == 1 && !wants_binding)
         return;
     pu_set const pus = !options.pus.empty() ? options.pus
-                       : threads == 0       ? detail::pus_within(cpu_quota_)
-                                            : detail::pus_for(threads);
+                       : threads == 0       ? detail::select_pus_within_quota(cpu_quota_)
+                                            : detail::select_pus(threads);
     if (threads != 0 || pus.size() > 1 || wants_binding)
         team_ = std::make_shared<adamant::team>(team_options{.pus = pus, .threads = threads, .bind = options.bind});
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Where the cgroups of this process are: its own and their ancestors, of version 1 and 2, as they are mounted.
+// Finds the mounted folders of this process's cgroups and their ancestors, of version 1 and 2.
 #pragma once
 
 #include <algorithm>
@@ -21,7 +21,7 @@ struct cgroup_folder {
     bool v2;
 };
 
-// A path of /proc/self/mountinfo, in which a space is "\040".
+// Decodes a path of /proc/self/mountinfo, in which a space is "\040".
 inline std::string mounted_path(std::string_view escaped)
 {
     std::string path;
@@ -45,8 +45,8 @@ inline bool has_part(std::string_view list, char separator, std::string_view par
     return false;
 }
 
-// Where a cgroup lies in a mount of the cgroup `mount_root`: "" for the mount itself, or "/job". The mount itself also
-// stands for a cgroup outside of it, as cgroup namespaces show them ("/../.."): nothing nearer is to be seen.
+// Returns the path of a cgroup in a mount of the cgroup `mount_root`: "" for the mount itself, or "/job". For a cgroup
+// outside the mount, which cgroup namespaces show as "/../..", it is the mount itself, the nearest visible folder.
 inline std::string_view path_in_mount(std::string_view cgroup, std::string_view mount_root, bool& is_inside)
 {
     if (mount_root == "/")
@@ -63,8 +63,8 @@ inline std::string_view path_in_mount(std::string_view cgroup, std::string_view 
     return rest;
 }
 
-// The folder of a cgroup, where its hierarchy is mounted; all of the path up to mount_bytes is the mount's. A hierarchy
-// that is mounted twice is read where more of the cgroup's ancestors are seen.
+// The folder of a cgroup. The first mount_bytes of the path are the mount point of its hierarchy. If a hierarchy is
+// mounted twice, the mount that shows more of the cgroup's ancestors is used.
 struct mounted_cgroup {
     std::string path;
     std::size_t mount_bytes = 0; // 0: not mounted
@@ -81,7 +81,7 @@ inline mounted_cgroup find_in_mounts(std::string const& root, std::string_view m
         for (int skipped = 0; skipped < 3; ++skipped)
             next_word(line);
         std::string const mount_root = mounted_path(next_word(line));
-        std::string const point = mounted_path(next_word(line));
+        std::string const mount_point = mounted_path(next_word(line));
         for (std::string_view word = next_word(line); word != "-" && !word.empty();)
             word = next_word(line);
         std::string_view const type = next_word(line);
@@ -93,7 +93,7 @@ inline mounted_cgroup find_in_mounts(std::string const& root, std::string_view m
         if (best.mount_bytes != 0 &&
             (best_is_inside != is_inside ? best_is_inside : best_root_bytes < mount_root.size()))
             continue;
-        best.path = root + point;
+        best.path = root + mount_point;
         best.mount_bytes = best.path.size();
         best.path += path;
         best_is_inside = is_inside;
@@ -102,9 +102,9 @@ inline mounted_cgroup find_in_mounts(std::string const& root, std::string_view m
     return best;
 }
 
-// The cgroups that limit what this process gets of a controller ("memory", "cpu", "hugetlb"): its own first, and all
-// ancestors that are to be seen. root: the folder that has proc and sys; "" for this machine's. Where
-// /proc/self/mountinfo cannot be read, the usual mount points are used.
+// Returns the cgroups that limit this process's use of a controller ("memory", "cpu", "hugetlb"): its own cgroup first,
+// then all visible ancestors. root: the folder that has proc and sys; "" for this machine's. If /proc/self/mountinfo
+// cannot be read, the usual mount points are used.
 inline std::vector<cgroup_folder> cgroup_folders(std::string const& root, std::string_view controller)
 {
     std::vector<cgroup_folder> all;
@@ -119,22 +119,22 @@ inline std::vector<cgroup_folder> cgroup_folders(std::string const& root, std::s
         bool const v2 = controllers.empty();
         if (!v2 && !has_part(controllers, ',', controller))
             continue;
-        mounted_cgroup found;
+        mounted_cgroup mounted;
         if (mounts.empty()) {
-            found.path = root + "/sys/fs/cgroup";
+            mounted.path = root + "/sys/fs/cgroup";
             if (!v2)
-                found.path.append("/").append(controller);
-            found.mount_bytes = found.path.size();
+                mounted.path.append("/").append(controller);
+            mounted.mount_bytes = mounted.path.size();
             bool is_inside = false;
-            found.path += path_in_mount(cgroup, "/", is_inside);
+            mounted.path += path_in_mount(cgroup, "/", is_inside);
         } else {
-            found = find_in_mounts(root, mounts, controller, v2, cgroup);
+            mounted = find_in_mounts(root, mounts, controller, v2, cgroup);
         }
-        for (std::size_t end = found.path.size(); found.mount_bytes != 0 && end >= found.mount_bytes;
-             end = found.path.rfind('/')) {
-            found.path.resize(end);
-            all.push_back({found.path, v2});
-            if (end == found.mount_bytes)
+        for (std::size_t end = mounted.path.size(); mounted.mount_bytes != 0 && end >= mounted.mount_bytes;
+             end = mounted.path.rfind('/')) {
+            mounted.path.resize(end);
+            all.push_back({mounted.path, v2});
+            if (end == mounted.mount_bytes)
                 break;
         }
     }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The request to select_cores(), and its answer.
+// Request and result of select_cores().
 #pragma once
 
 #include <optional>
@@ -10,16 +10,16 @@
 
 ADAMANT_BEGIN_NAMESPACE
 
-// PUs of one core share its load and store units, which are all that an optimizer step needs.
+// Which PUs of a core to use. An optimizer step is bound by the load and store units, which the PUs of a core share.
 enum class smt_policy {
-    one_per_core, // the first usable PU of each core; its siblings are left idle
+    one_per_core, // the first usable PU of each core; its siblings stay idle
     all           // every usable PU of each core
 };
 
-// Who gets the fast cores of a machine that has fast and slow ones.
+// Which threads get the fast cores of a hybrid machine.
 enum class fast_cores { optimizer, host };
 
-// The share of a rank's cores that the optimizer gets by default.
+// The optimizer's default share of a rank's cores.
 inline constexpr double default_cpuadam_cores_perc = 0.8;
 
 // At most one of the four sizes may be set. They count physical cores of each rank.
@@ -28,12 +28,12 @@ struct core_request {
     std::optional<unsigned> cpuadam_cores = {};        // the optimizer's cores, as a number from 1
     std::optional<unsigned> pt_reserved_cores = {};    // the host framework's, from 1; the optimizer has the rest
     std::optional<double> pt_reserved_cores_perc = {}; // the host framework's share, in (0, 1)
-    // If not empty: the PUs to share out between the ranks. Without a size, all of them are for the optimizer, and the
-    // host has the other allowed PUs. With a size, both sides share these PUs only.
+    // If not empty: the PUs to divide between the ranks. Without a size, all of them are for the optimizer, and the
+    // host has the other allowed PUs. With a size, the optimizer and the host divide only these PUs.
     pu_set list = {};
     unsigned ranks = 1;
     // The affinity masks that the ranks were started with: none, or one for all, or one for each. Equal masks are
-    // shared out. Where they differ, the ranks have been bound from outside, and each keeps its own. Only PUs of
+    // divided between the ranks. If they differ, a launcher has bound the ranks, and each keeps its own. Only PUs of
     // machine::allowed are used, which on a live machine are those of the calling process: ranks that exchange their
     // masks set it to the union of these.
     std::vector<pu_set> masks = {};
@@ -47,10 +47,10 @@ struct rank_cores {
     unsigned rank = 0;
     pu_set adam_pus; // for the optimizer's threads, one for each PU
     pu_set host_pus; // for the host framework's threads; empty only for a rank that has a single core
-    // For the optimizer's state: the memory of its cores, or where none of them has any, that in their packages. Nodes
-    // without memory and the memory of GPUs are not among them. Empty where none is left, or allowed.
+    // Nodes for the optimizer's state: those of its cores, or, if its cores have no local memory, those in their
+    // packages. Without GPU memory and nodes without memory. Empty if no allowed node remains.
     node_set numa_nodes;
-    std::string why; // the choice in a sentence
+    std::string why; // explanation of the choice, a sentence
 };
 
 ADAMANT_END_NAMESPACE

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// How the cores of a pool are shared out between ranks. The inside of selection.hpp.
+// Division of a pool of cores between ranks, for select_cores().
 #pragma once
 
 #include <algorithm>
@@ -21,8 +21,8 @@ class core_sharing : protected core_locality {
 protected:
     using core_locality::core_locality;
 
-    // The fewest cores that a rank should be given of a pool, and what may do if need be.
-    std::vector<std::size_t> needs(std::size_t pool, unsigned ranks) const
+    // Returns the least number of cores of each rank in one node: the preferred number, then acceptable smaller ones.
+    std::vector<std::size_t> minimum_cores(std::size_t pool, unsigned ranks) const
     {
         if (list_is_the_optimizers())
             return {pool / ranks / 2, 1};
@@ -34,246 +34,252 @@ protected:
         return {std::max<std::size_t>(pool / ranks / 2, 2), 2, 1};
     }
 
-    // Shares the cores of a pool out. Each rank stays inside one NUMA node if they all can; no node is idle then that
-    // has enough cores for a rank. Else all cores are given, in the order of the machine, or around homes where
-    // optimizers then have fewer nodes, or are nearer to their GPUs.
+    // Divides the cores of a pool. If possible, each rank stays inside one NUMA node, and each node with enough cores
+    // for a rank has one. Otherwise all cores are divided in the order of the machine, or around base nodes if the
+    // optimizers then have fewer nodes or are nearer to their GPUs.
     std::vector<core_list> assign(core_list const& pool, unsigned first, unsigned ranks)
     {
         std::vector<group> groups = by_node(pool);
-        distances const far = distances_of(pool, first, ranks);
+        distances const gpu_distances = distances_of(pool, first, ranks);
         if (ranks >= groups.size())
-            for (std::size_t const need : needs(pool.size(), ranks)) {
-                if (!spread(groups, std::max<std::size_t>(need, 1), far))
+            for (std::size_t const min_cores : minimum_cores(pool.size(), ranks)) {
+                if (!spread(groups, std::max<std::size_t>(min_cores, 1), gpu_distances))
                     continue;
                 if (list_is_the_optimizers() &&
                     std::any_of(groups.begin(), groups.end(), [](group const& g) { return g.ranks.empty(); }))
                     break;
                 std::vector<core_list> parts(ranks);
                 for (group const& g : groups)
-                    deal(g, parts);
+                    divide_node(g, parts);
                 set_unit({parts});
-                return nearest(std::move(parts), far);
+                return assign_nearest(std::move(parts), gpu_distances);
             }
         std::size_t const size = pool.size() / ranks;
-        std::size_t const slack = std::min(size / 16, (size - std::min(size, needs(pool.size(), ranks).front())) / 2);
-        std::vector<core_list> in_order = cut(groups, ranks, slack);
-        std::vector<core_list> homely = around_homes(groups, far, slack);
-        std::vector<core_list> even = around_homes(groups, far, 0);
-        set_unit({in_order, homely, even});
-        in_order = nearest(std::move(in_order), far);
+        std::size_t const slack =
+            std::min(size / 16, (size - std::min(size, minimum_cores(pool.size(), ranks).front())) / 2);
+        std::vector<core_list> ordered_parts = partition_in_order(groups, ranks, slack);
+        std::vector<core_list> base_parts = divide_around_bases(groups, gpu_distances, slack);
+        std::vector<core_list> even_parts = divide_around_bases(groups, gpu_distances, 0);
+        set_unit({ordered_parts, base_parts, even_parts});
+        ordered_parts = assign_nearest(std::move(ordered_parts), gpu_distances);
         if (ranks == 1)
-            return in_order;
-        homely = nearest(std::move(homely), far);
-        even = nearest(std::move(even), far);
-        if (rated(even, far).nodes < rated(homely, far).nodes)
-            homely = std::move(even);
+            return ordered_parts;
+        base_parts = assign_nearest(std::move(base_parts), gpu_distances);
+        even_parts = assign_nearest(std::move(even_parts), gpu_distances);
+        if (rate(even_parts, gpu_distances).nodes < rate(base_parts, gpu_distances).nodes)
+            base_parts = std::move(even_parts);
         std::vector<core_list> parts =
-            !homely.empty() && rated(homely, far) < rated(in_order, far) ? std::move(homely) : std::move(in_order);
-        for (rating before = rated(parts, far);;) {
-            if (!search(groups, parts, far)) {
+            !base_parts.empty() && rate(base_parts, gpu_distances) < rate(ordered_parts, gpu_distances)
+                ? std::move(base_parts)
+                : std::move(ordered_parts);
+        for (rating before = rate(parts, gpu_distances);;) {
+            if (!search(groups, parts, gpu_distances)) {
                 do
-                    parts = nearest(std::move(parts), far);
-                while (trade(parts, far) || swap_nodes(groups, parts, far));
+                    parts = assign_nearest(std::move(parts), gpu_distances);
+                while (exchange_cores(parts, gpu_distances) || swap_nodes(groups, parts, gpu_distances));
                 return parts;
             }
-            parts = nearest(std::move(parts), far); // of other sizes, perhaps
-            rating const now = rated(parts, far);
-            if (!(now < before))
+            parts = assign_nearest(std::move(parts), gpu_distances); // the sizes may differ
+            rating const after = rate(parts, gpu_distances);
+            if (!(after < before))
                 return parts;
-            before = now;
+            before = after;
         }
     }
 
-    // Replaces parts by better ones of the same sizes, if it finds any. False where the result may not be the best one:
-    // the search took too long, or cores of one node differ.
-    bool search(std::vector<group> const& groups, std::vector<core_list>& parts, distances const& far) const
+    // Replaces parts by better ones of the same sizes, if it finds any. Returns false if better ones may exist: the
+    // search took too long, or cores of one node have different distances.
+    bool search(std::vector<group> const& groups, std::vector<core_list>& parts, distances const& gpu_distances) const
     {
-        node_search::counts room, wanted;
+        node_search::counts capacity, optimizer_cores;
         std::vector<node_search::costs> cost(parts.size());
         for (group const& g : groups) {
-            room.push_back(g.cores.size());
+            capacity.push_back(g.cores.size());
             for (std::size_t r = 0; r < parts.size(); ++r)
-                if (g.node == no_node || std::any_of(g.cores.begin(), g.cores.end(),
-                                                     [&](unsigned c) { return far[r][c] != far[r][g.cores.front()]; }))
+                if (g.node == no_node || std::any_of(g.cores.begin(), g.cores.end(), [&](unsigned c) {
+                        return gpu_distances[r][c] != gpu_distances[r][g.cores.front()];
+                    }))
                     return false;
         }
         for (std::size_t r = 0; r < parts.size(); ++r) {
-            wanted.push_back(optimizer_share(parts[r].size()));
+            optimizer_cores.push_back(optimizer_share(parts[r].size()));
             for (group const& g : groups)
-                cost[r].push_back(mean_distance(g.cores, 1, far[r], unit_ / static_cast<std::int64_t>(wanted[r])));
+                cost[r].push_back(
+                    mean_distance(g.cores, 1, gpu_distances[r], unit_ / static_cast<std::int64_t>(optimizer_cores[r])));
         }
-        rating const before = rated(parts, far);
-        node_search nodes(std::move(room), wanted, cost);
-        auto const found = nodes.better_than({before.nodes, before.distance});
-        if (!found)
+        rating const before = rate(parts, gpu_distances);
+        node_search nodes(std::move(capacity), optimizer_cores, cost);
+        auto const shares = nodes.find_better({before.nodes, before.distance});
+        if (!shares)
             return nodes.complete();
-        std::vector<core_list> made(parts.size());
-        std::vector<core_list> left;
+        std::vector<core_list> candidates(parts.size());
+        std::vector<core_list> remaining;
         auto const give = [&](std::size_t r, std::size_t n, std::size_t count) {
-            auto const end = left[n].begin() + static_cast<std::ptrdiff_t>(std::min(count, left[n].size()));
-            made[r].insert(made[r].end(), left[n].begin(), end);
-            left[n].erase(left[n].begin(), end);
+            auto const end = remaining[n].begin() + static_cast<std::ptrdiff_t>(std::min(count, remaining[n].size()));
+            candidates[r].insert(candidates[r].end(), remaining[n].begin(), end);
+            remaining[n].erase(remaining[n].begin(), end);
         };
         for (group const& g : groups)
-            left.push_back(g.cores);
+            remaining.push_back(g.cores);
         for (std::size_t r = 0; r < parts.size(); ++r)
             for (std::size_t n = 0; n < groups.size(); ++n)
-                give(r, n, (*found)[r][n]);
-        for (bool const own : {true, false}) // the hosts', in the optimizers' nodes where these have room
+                give(r, n, (*shares)[r][n]);
+        for (bool const same_node : {true, false}) // the hosts' cores, first in the nodes of their optimizers
             for (std::size_t r = 0; r < parts.size(); ++r)
                 for (std::size_t n = 0; n < groups.size(); ++n)
-                    if (!own || (*found)[r][n] != 0)
-                        give(r, n, parts[r].size() - made[r].size());
-        for (core_list& part : made)
+                    if (!same_node || (*shares)[r][n] != 0)
+                        give(r, n, parts[r].size() - candidates[r].size());
+        for (core_list& part : candidates)
             std::sort(part.begin(), part.end());
-        if (rated(made, far) < before)
-            parts = std::move(made);
+        if (rate(candidates, gpu_distances) < before)
+            parts = std::move(candidates);
         return nodes.complete();
     }
 
-    // Has pairs of ranks exchange cores that they have in a node each, where that makes the parts better. False where
-    // no such exchange does.
-    bool trade(std::vector<core_list>& parts, distances const& far) const
+    // Exchanges cores in two nodes between pairs of ranks if that makes the parts better. Returns whether it did.
+    bool exchange_cores(std::vector<core_list>& parts, distances const& gpu_distances) const
     {
-        auto const traded = [&](std::size_t a, std::size_t b) {
-            rating const before = rated({parts[a], parts[b]}, {far[a], far[b]});
+        auto const try_exchange = [&](std::size_t a, std::size_t b) {
+            rating const before = rate({parts[a], parts[b]}, {gpu_distances[a], gpu_distances[b]});
             for (group const& i : by_node(parts[a]))
                 for (group const& j : by_node(parts[b])) {
                     if (i.node == j.node || i.node == no_node || j.node == no_node)
                         continue;
                     auto const count = static_cast<std::ptrdiff_t>(std::min(i.cores.size(), j.cores.size()));
-                    auto const other = [&](core_list const& part, group const& gives, group const& gets) {
-                        core_list made;
-                        std::set_difference(part.begin(), part.end(), gives.cores.begin(), gives.cores.begin() + count,
-                                            std::back_inserter(made));
-                        made.insert(made.end(), gets.cores.begin(), gets.cores.begin() + count);
-                        std::sort(made.begin(), made.end());
-                        return made;
+                    auto const with_exchange = [&](core_list const& part, group const& removed, group const& added) {
+                        core_list candidate;
+                        std::set_difference(part.begin(), part.end(), removed.cores.begin(),
+                                            removed.cores.begin() + count, std::back_inserter(candidate));
+                        candidate.insert(candidate.end(), added.cores.begin(), added.cores.begin() + count);
+                        std::sort(candidate.begin(), candidate.end());
+                        return candidate;
                     };
-                    std::vector<core_list> made = {other(parts[a], i, j), other(parts[b], j, i)};
-                    if (rated(made, {far[a], far[b]}) < before) {
-                        parts[a] = std::move(made[0]);
-                        parts[b] = std::move(made[1]);
+                    std::vector<core_list> candidates = {with_exchange(parts[a], i, j), with_exchange(parts[b], j, i)};
+                    if (rate(candidates, {gpu_distances[a], gpu_distances[b]}) < before) {
+                        parts[a] = std::move(candidates[0]);
+                        parts[b] = std::move(candidates[1]);
                         return true;
                     }
                 }
             return false;
         };
-        bool any = false;
+        bool changed = false;
         for (std::size_t a = 0; a < parts.size(); ++a)
             for (std::size_t b = 0; b < a; ++b)
-                while (traded(a, b))
-                    any = true;
-        return any;
+                while (try_exchange(a, b))
+                    changed = true;
+        return changed;
     }
 
-    // Gives each rank a node that has at least `need` cores for each of its ranks. Nodes have equally many ranks, give
-    // or take one, as far as they have room, because a step is bound by memory. Of all such assignments it is the one
-    // with the least sum of distances to GPUs; then larger nodes have more ranks; then the order stays. False where
-    // there is not room for all.
-    bool spread(std::vector<group>& groups, std::size_t need, distances const& far) const
+    // Assigns each rank to a node that has at least min_cores cores for each of its ranks. Because memory bounds a
+    // step, the numbers of ranks of nodes differ by at most one, as far as their sizes allow. Ties are broken by the
+    // least sum of distances to GPUs, then by more ranks for larger nodes, then by the order. Returns false if nodes
+    // are too small.
+    bool spread(std::vector<group>& groups, std::size_t min_cores, distances const& gpu_distances) const
     {
-        std::size_t const ranks = far.size();
-        std::size_t most = 0;  // ranks of one node
-        std::size_t seats = 0; // per node that has room
+        std::size_t const ranks = gpu_distances.size();
+        std::size_t most = 0;  // maximum of ranks of one node
+        std::size_t seats = 0; // ranks that all nodes can hold together
         while (seats < ranks) {
             std::size_t const before = std::exchange(seats, 0);
             ++most;
             for (group const& g : groups)
-                seats += std::min(g.cores.size() / need, most);
+                seats += std::min(g.cores.size() / min_cores, most);
             if (seats == before)
                 return false;
         }
         struct seat {
             std::size_t node;
-            std::int64_t cost; // of its own, above any sum of distances where a node has less without it
+            std::int64_t cost; // without distances; above any sum of distances for the last rank of a full node
         };
-        std::int64_t const near = 64; // unit of distances; larger than any sum of tie-breaking ranks by node size
+        std::int64_t const distance_unit = 64; // larger than any sum of tie-breaking costs
         auto const step = static_cast<std::int64_t>(ranks * groups.size() + 1);
-        std::int64_t const uneven = (2 * near * static_cast<std::int64_t>(ranks) + 1) * step;
+        std::int64_t const uneven = (2 * distance_unit * static_cast<std::int64_t>(ranks) + 1) * step;
         std::vector<seat> all;
         for (std::size_t n = 0; n < groups.size(); ++n) {
             auto const larger = std::count_if(groups.begin(), groups.end(),
                                               [&](group const& g) { return g.cores.size() > groups[n].cores.size(); });
-            for (std::size_t k = 1; k <= std::min(groups[n].cores.size() / need, most); ++k)
+            for (std::size_t k = 1; k <= std::min(groups[n].cores.size() / min_cores, most); ++k)
                 all.push_back({n, k < most ? 0 : uneven + larger});
         }
         std::vector<std::vector<std::int64_t>> cost;
-        for (std::vector<unsigned char> const& from : far) {
-            std::vector<std::int64_t> of_node;
+        for (std::vector<unsigned char> const& rank_distances : gpu_distances) {
+            std::vector<std::int64_t> node_cost;
             for (group const& g : groups)
-                of_node.push_back(mean_distance(g.cores, g.cores.size(), from, near) * step);
+                node_cost.push_back(mean_distance(g.cores, g.cores.size(), rank_distances, distance_unit) * step);
             cost.emplace_back();
             for (seat const& s : all)
-                cost.back().push_back(of_node[s.node] + s.cost);
+                cost.back().push_back(node_cost[s.node] + s.cost);
         }
         for (group& g : groups)
             g.ranks.clear();
-        std::vector<std::size_t> const taken = least_assignment(cost);
+        std::vector<std::size_t> const assignment = least_assignment(cost);
         for (unsigned r = 0; r < ranks; ++r)
-            groups[all[taken[r]].node].ranks.push_back(r);
+            groups[all[assignment[r]].node].ranks.push_back(r);
         return true;
     }
 
-    // Exchanges two nodes of one size between all ranks that have cores there, where that makes the parts better. False
-    // where no such exchange does.
-    bool swap_nodes(std::vector<group> const& groups, std::vector<core_list>& parts, distances const& far) const
+    // Exchanges two nodes of the same size between all ranks with cores there if that makes the parts better. Returns
+    // whether it did.
+    bool swap_nodes(std::vector<group> const& groups, std::vector<core_list>& parts,
+                    distances const& gpu_distances) const
     {
-        rating const before = rated(parts, far);
+        rating const before = rate(parts, gpu_distances);
         for (group const& i : groups)
             for (group const& j : groups) {
                 if (&j >= &i || i.cores.size() != j.cores.size() || i.node == no_node || j.node == no_node)
                     continue;
-                core_list other(machine_.cores.size());
-                for (unsigned c = 0; c < other.size(); ++c)
-                    other[c] = c;
+                core_list counterpart(machine_.cores.size());
+                for (unsigned c = 0; c < counterpart.size(); ++c)
+                    counterpart[c] = c;
                 for (std::size_t k = 0; k < i.cores.size(); ++k)
-                    std::swap(other[i.cores[k]], other[j.cores[k]]);
-                std::vector<core_list> made = parts;
-                for (core_list& part : made) {
+                    std::swap(counterpart[i.cores[k]], counterpart[j.cores[k]]);
+                std::vector<core_list> candidates = parts;
+                for (core_list& part : candidates) {
                     for (unsigned& c : part)
-                        c = other[c];
+                        c = counterpart[c];
                     std::sort(part.begin(), part.end());
                 }
-                if (rated(made, far) < before) {
-                    parts = std::move(made);
+                if (rate(candidates, gpu_distances) < before) {
+                    parts = std::move(candidates);
                     return true;
                 }
             }
         return false;
     }
 
-    // Deals the cores of a node to its ranks: of each speed the same number, give or take one, next to each other.
-    void deal(group const& g, std::vector<core_list>& parts) const
+    // Divides the cores of a node between its ranks. Numbers of cores of each speed differ by at most one, and each
+    // rank's cores are adjacent.
+    void divide_node(group const& g, std::vector<core_list>& parts) const
     {
-        core_list left = g.cores;
+        core_list cores = g.cores;
         detail::sort_stably(
-            left, [&](unsigned a, unsigned b) { return machine_.cores[a].efficiency > machine_.cores[b].efficiency; });
-        for (std::size_t begin = 0; begin < left.size() && !g.ranks.empty();) {
+            cores, [&](unsigned a, unsigned b) { return machine_.cores[a].efficiency > machine_.cores[b].efficiency; });
+        for (std::size_t begin = 0; begin < cores.size() && !g.ranks.empty();) {
             std::size_t end = begin;
-            while (end < left.size() && machine_.cores[left[end]].efficiency == machine_.cores[left[begin]].efficiency)
+            while (end < cores.size() &&
+                   machine_.cores[cores[end]].efficiency == machine_.cores[cores[begin]].efficiency)
                 ++end;
-            std::vector<std::size_t> takes(g.ranks.size(), (end - begin) / g.ranks.size());
-            std::vector<std::size_t> hungry(g.ranks.size());
-            for (std::size_t k = 0; k < hungry.size(); ++k)
-                hungry[k] = k;
-            detail::sort_stably(hungry, [&](std::size_t a, std::size_t b) {
+            std::vector<std::size_t> counts(g.ranks.size(), (end - begin) / g.ranks.size());
+            std::vector<std::size_t> smallest_first(g.ranks.size());
+            for (std::size_t k = 0; k < smallest_first.size(); ++k)
+                smallest_first[k] = k;
+            detail::sort_stably(smallest_first, [&](std::size_t a, std::size_t b) {
                 return parts[g.ranks[a]].size() < parts[g.ranks[b]].size();
             });
             for (std::size_t k = 0; k < (end - begin) % g.ranks.size(); ++k)
-                ++takes[hungry[k]];
-            for (std::size_t k = 0; k < takes.size(); ++k)
-                for (; takes[k] > 0; --takes[k])
-                    parts[g.ranks[k]].push_back(left[begin++]);
+                ++counts[smallest_first[k]];
+            for (std::size_t k = 0; k < counts.size(); ++k)
+                for (; counts[k] > 0; --counts[k])
+                    parts[g.ranks[k]].push_back(cores[begin++]);
         }
         for (unsigned const r : g.ranks)
             std::sort(parts[r].begin(), parts[r].end());
     }
 
-    // Cuts all cores in their order, which is that of the nodes, into parts of one size, give or take a core, or at the
-    // end of a node that is at most `slack` cores off: the nearest one, or of two that are as near one that ends a
-    // package.
-    std::vector<core_list> cut(std::vector<group> const& groups, unsigned ranks, std::size_t slack) const
+    // Partitions all cores in the order of the nodes. Sizes differ by at most one core, unless a node ends at most
+    // `slack` cores away: then the part ends at the nearest end of a node, preferably also the end of a package.
+    std::vector<core_list> partition_in_order(std::vector<group> const& groups, unsigned ranks, std::size_t slack) const
     {
         core_list order;
         std::vector<std::size_t> ends;
@@ -288,14 +294,17 @@ protected:
         std::size_t begin = 0;
         for (unsigned r = 0; r < ranks; ++r) {
             std::size_t const even = order.size() * (r + 1); // times the number of ranks
-            auto const off = [&](std::size_t e) { return e * ranks > even ? e * ranks - even : even - e * ranks; };
+            auto const deviation = [&](std::size_t e) {
+                return e * ranks > even ? e * ranks - even : even - e * ranks;
+            };
             std::size_t end = even / ranks;
-            bool at_node = false;
+            bool ends_at_node = false;
             for (std::size_t const e : ends)
-                if (r + 1 < ranks && e > begin && off(e) <= slack * ranks &&
-                    (!at_node || off(e) < off(end) || (off(e) == off(end) && ends_package(e) && !ends_package(end)))) {
+                if (r + 1 < ranks && e > begin && deviation(e) <= slack * ranks &&
+                    (!ends_at_node || deviation(e) < deviation(end) ||
+                     (deviation(e) == deviation(end) && ends_package(e) && !ends_package(end)))) {
                     end = e;
-                    at_node = true;
+                    ends_at_node = true;
                 }
             parts[r].assign(order.begin() + static_cast<std::ptrdiff_t>(begin),
                             order.begin() + static_cast<std::ptrdiff_t>(end));
@@ -305,30 +314,31 @@ protected:
         return parts;
     }
 
-    // Parts of one size, give or take a core, or `slack` where that leaves a node whole. Each rank gets a home first: a
-    // node that holds its optimizer if there are enough of those, else any node for itself, all so that the distances
-    // to the GPUs add up to the least. Then the ranks that lack cores get of the nodes that are left in the same way.
-    // Empty where there is no home for each.
-    std::vector<core_list> around_homes(std::vector<group> const& groups, distances const& far, std::size_t slack) const
+    // Returns parts whose sizes differ by at most one core, or by `slack` if that avoids dividing a node. Each rank
+    // first gets a base node: one that has enough cores for its optimizer, or, if there are too few of these, any node
+    // for it alone. The sum of distances to the GPUs is minimal. Ranks that lack cores then get cores of the remaining
+    // nodes in the same way. Empty if there are fewer base nodes than ranks.
+    std::vector<core_list> divide_around_bases(std::vector<group> const& groups, distances const& gpu_distances,
+                                               std::size_t slack) const
     {
-        std::size_t const ranks = far.size();
+        std::size_t const ranks = gpu_distances.size();
         std::size_t total = 0;
         for (group const& g : groups)
             total += g.cores.size();
-        std::size_t const wanted = optimizer_share((total + ranks - 1) / ranks);
-        std::size_t homes = 0;
+        std::size_t const optimizer_cores = optimizer_share((total + ranks - 1) / ranks);
+        std::size_t bases = 0;
         for (group const& g : groups)
-            homes += g.cores.size() / wanted;
-        bool const fit = homes >= ranks;
-        if (!fit && groups.size() < ranks)
+            bases += g.cores.size() / optimizer_cores;
+        bool const optimizers_fit = bases >= ranks;
+        if (!optimizers_fit && groups.size() < ranks)
             return {};
-        std::vector<core_list> left;     // of each node
-        std::vector<std::int64_t> close; // to all GPUs: who does not care leaves such a node to those who do
+        std::vector<core_list> remaining;    // of each node
+        std::vector<std::int64_t> closeness; // to all GPUs: ranks that have a choice leave such nodes to the others
         for (group const& g : groups) {
-            left.push_back(g.cores);
-            close.push_back(0);
-            for (std::vector<unsigned char> const& from : far)
-                close.back() += 2 - from[g.cores.front()];
+            remaining.push_back(g.cores);
+            closeness.push_back(0);
+            for (std::vector<unsigned char> const& rank_distances : gpu_distances)
+                closeness.back() += 2 - rank_distances[g.cores.front()];
         }
         auto const scale = static_cast<std::int64_t>(2 * ranks * ranks + 1); // above the sum of these
         std::vector<core_list> parts(ranks);
@@ -336,54 +346,60 @@ protected:
         for (std::size_t r = 0; r < ranks; ++r)
             sizes.push_back(total * (r + 1) / ranks - total * r / ranks);
         for (bool first_round = true; total > 0; first_round = false) {
-            std::vector<std::size_t> lacking; // ranks
+            std::vector<std::size_t> short_ranks; // ranks
             std::size_t most = 0;
             for (std::size_t r = 0; r < ranks; ++r)
                 if (parts[r].size() < sizes[r]) {
-                    lacking.push_back(r);
+                    short_ranks.push_back(r);
                     most = std::max(most, sizes[r] - parts[r].size());
                 }
-            std::vector<std::size_t> offers; // nodes, each as often as ranks may share it: no more often than need be
-            for (std::size_t const up : {std::size_t{0}, most - 1}) {
-                if (offers.size() >= lacking.size())
+            std::vector<std::size_t>
+                offers; // nodes, each as often as ranks may share it, but no more often than necessary
+            for (std::size_t const rounding : {std::size_t{0}, most - 1}) {
+                if (offers.size() >= short_ranks.size())
                     break;
                 offers.clear();
-                for (std::size_t n = 0; n < left.size(); ++n) {
+                for (std::size_t n = 0; n < remaining.size(); ++n) {
                     std::size_t const shares =
-                        first_round ? (fit ? left[n].size() / wanted : 1)
-                                    : std::max<std::size_t>((left[n].size() + up) / most, !left[n].empty());
-                    offers.insert(offers.end(), std::min(shares, lacking.size()), n);
+                        first_round
+                            ? (optimizers_fit ? remaining[n].size() / optimizer_cores : 1)
+                            : std::max<std::size_t>((remaining[n].size() + rounding) / most, !remaining[n].empty());
+                    offers.insert(offers.end(), std::min(shares, short_ranks.size()), n);
                 }
             }
             std::vector<std::vector<std::int64_t>> cost;
-            for (std::size_t const r : lacking) {
-                std::size_t const has = parts[r].size();
+            for (std::size_t const r : short_ranks) {
+                std::size_t const size = parts[r].size();
                 cost.emplace_back();
                 for (std::size_t const n : offers)
                     cost.back().push_back(
-                        scale * distance(left[n], has < wanted ? wanted - has : sizes[r] - has, far[r]) + close[n]);
-                cost.back().resize(std::max(offers.size(), lacking.size())); // nothing, where there is not enough
+                        scale * distance(remaining[n],
+                                         size < optimizer_cores ? optimizer_cores - size : sizes[r] - size,
+                                         gpu_distances[r]) +
+                        closeness[n]);
+                cost.back().resize(std::max(offers.size(), short_ranks.size())); // columns for ranks that get no node
             }
-            std::vector<std::size_t> const taken = least_assignment(cost);
-            std::vector<std::size_t> takers(left.size());
-            for (std::size_t const t : taken)
+            std::vector<std::size_t> const assignment = least_assignment(cost);
+            std::vector<std::size_t> sharers_of_node(remaining.size());
+            for (std::size_t const t : assignment)
                 if (t < offers.size())
-                    ++takers[offers[t]];
-            for (std::size_t k = 0; k < lacking.size(); ++k) {
-                if (taken[k] >= offers.size())
+                    ++sharers_of_node[offers[t]];
+            for (std::size_t k = 0; k < short_ranks.size(); ++k) {
+                if (assignment[k] >= offers.size())
                     continue;
-                core_list& node = left[offers[taken[k]]];
-                std::size_t& sharers = takers[offers[taken[k]]];
-                core_list& part = parts[lacking[k]];
-                std::size_t take = std::min(sizes[lacking[k]] - part.size(), (node.size() + sharers - 1) / sharers);
-                if (std::size_t const rest = node.size() - take; sharers == 1 && rest <= slack) {
-                    slack -= rest; // spread over all ranks, so that none gets much less
-                    take += rest;
+                core_list& node = remaining[offers[assignment[k]]];
+                std::size_t& sharers = sharers_of_node[offers[assignment[k]]];
+                core_list& part = parts[short_ranks[k]];
+                std::size_t count =
+                    std::min(sizes[short_ranks[k]] - part.size(), (node.size() + sharers - 1) / sharers);
+                if (std::size_t const rest = node.size() - count; sharers == 1 && rest <= slack) {
+                    slack -= rest; // limits the sum for all ranks, so that no rank gets much less
+                    count += rest;
                 }
                 --sharers;
-                part.insert(part.end(), node.begin(), node.begin() + static_cast<std::ptrdiff_t>(take));
-                node.erase(node.begin(), node.begin() + static_cast<std::ptrdiff_t>(take));
-                total -= take;
+                part.insert(part.end(), node.begin(), node.begin() + static_cast<std::ptrdiff_t>(count));
+                node.erase(node.begin(), node.begin() + static_cast<std::ptrdiff_t>(count));
+                total -= count;
             }
         }
         for (core_list& part : parts)

@@ -14,7 +14,7 @@ ADAMANT_BEGIN_NAMESPACE
 
 namespace detail {
 
-// 0 unless it is a positive number: "max", and version 1's -1.
+// Returns 0 for other words: "max", and -1 of version 1.
 inline double positive_number(std::string_view word)
 {
     long long value = 0;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// hwloc's objects with an owner, and its bitmaps as index sets.
+// Owners of hwloc's objects, and conversion of its bitmaps to and from index sets.
 #pragma once
 
 #include <cerrno>
@@ -30,7 +30,7 @@ struct free_bitmap {
 };
 using unique_bitmap = std::unique_ptr<hwloc_bitmap_s, free_bitmap>;
 
-// hwloc does not look whether it gets the memory that it takes for a mask: it crashes, or goes on for ever.
+// hwloc does not check its allocations for a mask: without this memory it crashes or loops forever.
 inline constexpr std::size_t hwloc_mask_bytes = 65536;
 
 inline unique_bitmap new_bitmap()
@@ -50,7 +50,7 @@ inline unique_bitmap to_bitmap(index_set const& set)
     return bitmap;
 }
 
-// Members above max_index are left out: an infinite bitmap has no end.
+// Skips members above max_index, because a bitmap may be infinite.
 inline index_set to_index_set(hwloc_const_bitmap_t bitmap)
 {
     index_set set;
@@ -61,7 +61,7 @@ inline index_set to_index_set(hwloc_const_bitmap_t bitmap)
     return set;
 }
 
-// Set, and not to nothing: hwloc takes what these name for the machine.
+// Returns the value of one of hwloc's environment variables, or an empty text if it is not set.
 inline std::string hwloc_variable(char const* name)
 {
     char const* const value = std::getenv(name);
@@ -72,18 +72,18 @@ enum class io_devices { skipped, included };
 
 inline unique_topology new_topology(io_devices io)
 {
-    hwloc_topology_t made = nullptr;
-    if (hwloc_topology_init(&made) != 0)
+    hwloc_topology_t raw = nullptr;
+    if (hwloc_topology_init(&raw) != 0)
         throw_unavailable({"hwloc could not be initialised: ", std::strerror(errno)});
-    unique_topology topology(made);
-    // PUs that this process may not use are part of the picture. Discovery must not move the calling thread about.
-    hwloc_topology_set_flags(made, HWLOC_TOPOLOGY_FLAG_INCLUDE_DISALLOWED | HWLOC_TOPOLOGY_FLAG_DONT_CHANGE_BINDING);
+    unique_topology topology(raw);
+    // Include PUs that this process may not use. Discovery must not bind the calling thread.
+    hwloc_topology_set_flags(raw, HWLOC_TOPOLOGY_FLAG_INCLUDE_DISALLOWED | HWLOC_TOPOLOGY_FLAG_DONT_CHANGE_BINDING);
     if (io == io_devices::included)
-        hwloc_topology_set_io_types_filter(made, HWLOC_TYPE_FILTER_KEEP_IMPORTANT);
-    // GPUs are found on PCI. Asking their drivers would start them, which takes seconds and does not survive a fork.
-    // And PCI is read from the kernel's own files, as hwloc does where its plugin is not installed: that one leaks.
+        hwloc_topology_set_io_types_filter(raw, HWLOC_TYPE_FILTER_KEEP_IMPORTANT);
+    // GPUs are found on PCI: their drivers would initialize, which takes seconds and does not survive a fork. PCI is
+    // read from the kernel's files, as hwloc does without its pci plugin, because that plugin leaks memory.
     for (char const* const component : {"cuda", "nvml", "opencl", "rsmi", "levelzero", "gl", "pci"})
-        hwloc_topology_set_components(made, HWLOC_TOPOLOGY_COMPONENTS_FLAG_BLACKLIST, component);
+        hwloc_topology_set_components(raw, HWLOC_TOPOLOGY_COMPONENTS_FLAG_BLACKLIST, component);
     return topology;
 }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Looks through a topology file for what hwloc crashes on.
+// Finds input in a topology file that crashes hwloc.
 #pragma once
 
 #include <algorithm>
@@ -13,17 +13,17 @@ ADAMANT_BEGIN_NAMESPACE
 
 namespace detail {
 
-// What is wrong with a text in hwloc's XML, "line 7: the Package has ..."; empty where hwloc can be given it. hwloc
-// refuses most of what is not well formed itself, but takes a set for granted where it has read its counterpart.
+// Returns the problem of a text in hwloc's XML, "line 7: the Package has ...", or an empty text if hwloc can read it.
+// hwloc refuses most malformed texts itself, but crashes if an object has a set without its complete counterpart.
 inline std::string problem_of_xml(std::string_view text)
 {
     constexpr std::string_view spaces = " \t\r\n";
     std::size_t const npos = std::string_view::npos;
-    for (std::size_t at = text.find('<'); at != npos; at = text.find('<', at + 1)) {
-        std::string_view tag = text.substr(at);
+    for (std::size_t position = text.find('<'); position != npos; position = text.find('<', position + 1)) {
+        std::string_view tag = text.substr(position);
         if (tag.starts_with("<!--")) {
-            at = text.find("-->", at);
-            if (at == npos)
+            position = text.find("-->", position);
+            if (position == npos)
                 break;
             continue;
         }
@@ -53,8 +53,8 @@ inline std::string problem_of_xml(std::string_view text)
         bool const lacks_cpuset = has_cpuset && !has_complete_cpuset;
         if (lacks_cpuset || (has_nodeset && !has_complete_nodeset))
             return text_of(
-                {"line ", 1 + std::count(text.begin(), text.begin() + static_cast<std::ptrdiff_t>(at), '\n'), ": the ",
-                 type,
+                {"line ", 1 + std::count(text.begin(), text.begin() + static_cast<std::ptrdiff_t>(position), '\n'),
+                 ": the ", type,
                  lacks_cpuset ? " has a cpuset and no complete_cpuset" : " has a nodeset and no complete_nodeset"});
     }
     return {};

@@ -72,8 +72,8 @@ ADAMANT_DECL std::vector<unsigned> index_set::members() const
 {
     std::vector<unsigned> all;
     for (std::size_t w = 0; w < words_.size(); ++w)
-        for (std::uint64_t left = words_[w]; left != 0; left &= left - 1)
-            all.push_back(static_cast<unsigned>(w * 64) + static_cast<unsigned>(std::countr_zero(left)));
+        for (std::uint64_t bits = words_[w]; bits != 0; bits &= bits - 1)
+            all.push_back(static_cast<unsigned>(w * 64) + static_cast<unsigned>(std::countr_zero(bits)));
     return all;
 }
 
@@ -125,7 +125,7 @@ ADAMANT_DECL void index_set::trim() noexcept
 
 ADAMANT_DECL std::string to_list(index_set const& set)
 {
-    std::string text; // appended to piece by piece: GCC 12 warns of overlaps in "literal" + std::string
+    std::string text; // appended in pieces: GCC 12 warns of overlaps in "literal" + std::string
     std::vector<unsigned> const all = set.members();
     for (std::size_t i = 0; i < all.size();) {
         std::size_t last = i;
@@ -167,62 +167,62 @@ ADAMANT_DECL text_scanner::text_scanner(std::string_view text, char const* what)
 
 ADAMANT_DECL void text_scanner::fail(std::string const& problem) const
 {
-    fail(problem, at_);
+    fail(problem, position_);
 }
 
 ADAMANT_DECL void text_scanner::fail(std::string const& problem, std::size_t where) const
 {
     std::string shown;
-    for (char const c : text_) // one column for each character, whatever it is
+    for (char const c : text_) // one column for each character
         shown += c >= ' ' && c <= '~' ? c : '?';
     throw_invalid_argument({"\"", shown, "\" is not ", what_, ": ", problem, ", at character ", where + 1, "\n  ",
                             shown, "\n  ", std::string(where, ' '), "^"});
 }
 
-ADAMANT_DECL bool text_scanner::done() const noexcept
+ADAMANT_DECL bool text_scanner::is_at_end() const noexcept
 {
-    return at_ == text_.size();
+    return position_ == text_.size();
 }
 
 ADAMANT_DECL char text_scanner::peek() const noexcept
 {
-    return done() ? '\0' : text_[at_];
+    return is_at_end() ? '\0' : text_[position_];
 }
 
 ADAMANT_DECL bool text_scanner::take(char c) noexcept
 {
-    if (done() || text_[at_] != c)
+    if (is_at_end() || text_[position_] != c)
         return false;
-    ++at_;
+    ++position_;
     return true;
 }
 
 ADAMANT_DECL bool text_scanner::take(std::string_view word) noexcept
 {
-    if (text_.substr(at_, word.size()) != word)
+    if (text_.substr(position_, word.size()) != word)
         return false;
-    at_ += word.size();
+    position_ += word.size();
     return true;
 }
 
 ADAMANT_DECL void text_scanner::skip_spaces() noexcept
 {
     while (peek() == ' ' || peek() == '\t' || peek() == '\n')
-        ++at_;
+        ++position_;
 }
 
 ADAMANT_DECL unsigned text_scanner::index()
 {
-    std::size_t const begin = at_;
+    std::size_t const begin = position_;
     unsigned value = 0;
     while (peek() >= '0' && peek() <= '9') {
         value = value * 10 + static_cast<unsigned>(peek() - '0');
         if (value > index_set::max_index)
             fail("a number above " + std::to_string(index_set::max_index), begin);
-        ++at_;
+        ++position_;
     }
-    if (at_ == begin)
-        fail(done() ? "a number is missing" : "a number is expected");
+    if (position_ == begin)
+        fail(is_at_end() ? "a number is missing" : "a number is expected");
     return value;
 }
 
@@ -230,7 +230,7 @@ ADAMANT_DECL index_set text_scanner::list()
 {
     index_set set;
     do {
-        std::size_t const begin = at_;
+        std::size_t const begin = position_;
         unsigned const first = index();
         unsigned last = first;
         unsigned stride = 1;
@@ -239,10 +239,10 @@ ADAMANT_DECL index_set text_scanner::list()
             if (last < first)
                 fail(text_of({"the range ", first, "-", last, " runs backwards"}), begin);
             if (take(':')) {
-                std::size_t const stride_at = at_;
+                std::size_t const stride_begin = position_;
                 stride = index();
                 if (stride == 0)
-                    fail("a stride of 0", stride_at);
+                    fail("a stride of 0", stride_begin);
             }
         }
         for (unsigned i = first; i <= last; i += stride)
@@ -254,20 +254,20 @@ ADAMANT_DECL index_set text_scanner::list()
 ADAMANT_DECL index_set text_scanner::mask()
 {
     std::vector<unsigned> digits;
-    std::size_t const first = at_;
+    std::size_t const first = position_;
     bool grouped = false;
     for (;;) {
-        std::size_t const begin = at_;
+        std::size_t const begin = position_;
         for (int value = hex(peek()); value >= 0; value = hex(peek())) {
             digits.push_back(static_cast<unsigned>(value));
-            ++at_;
+            ++position_;
         }
-        if (at_ == begin)
-            fail(done() ? "a hexadecimal digit is missing" : "a hexadecimal digit is expected");
-        if (grouped && at_ - begin != 8)
-            fail(text_of({"a group of ", at_ - begin, " digits after a comma, where masks have eight"}), begin);
-        if (!grouped && at_ - begin > 8 && peek() == ',')
-            fail(text_of({"a group of ", at_ - begin, " digits before a comma, where masks have eight"}), begin);
+        if (position_ == begin)
+            fail(is_at_end() ? "a hexadecimal digit is missing" : "a hexadecimal digit is expected");
+        if (grouped && position_ - begin != 8)
+            fail(text_of({"a group of ", position_ - begin, " digits after a comma, where masks have eight"}), begin);
+        if (!grouped && position_ - begin > 8 && peek() == ',')
+            fail(text_of({"a group of ", position_ - begin, " digits before a comma, where masks have eight"}), begin);
         if (!take(','))
             break;
         grouped = true;
@@ -290,12 +290,12 @@ ADAMANT_DECL index_set parse_index_set(std::string_view text)
 {
     detail::text_scanner scanner(text, "a list (0,4-11) or a mask (0x7ff1)");
     scanner.skip_spaces();
-    if (scanner.done())
+    if (scanner.is_at_end())
         return {};
     bool const is_mask = scanner.take("0x") || scanner.take("0X");
     index_set set = is_mask ? scanner.mask() : scanner.list();
     scanner.skip_spaces();
-    if (!scanner.done()) {
+    if (!scanner.is_at_end()) {
         char const c = scanner.peek();
         bool const hex_digit = (c >= 'a' && c <= 'f') || (c >= 'A' && c <= 'F');
         scanner.fail(!is_mask && hex_digit ? "a hexadecimal mask has to begin with 0x" : "unexpected text");

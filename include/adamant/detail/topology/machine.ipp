@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Definitions of adamant/cores.hpp.
+// Definitions of machine and parse_pus() of adamant/cores.hpp.
 #pragma once
 
 #include <adamant/cores.hpp>
@@ -39,7 +39,7 @@ ADAMANT_DECL topology::numa_node const* machine::memory_of(topology::core const&
 
 ADAMANT_DECL unsigned main_node(machine const& machine, pu_set const& pus)
 {
-    auto const ahead = [](topology::numa_node const& a, topology::numa_node const& b) {
+    auto const is_preferred = [](topology::numa_node const& a, topology::numa_node const& b) {
         if (a.allowed != b.allowed)
             return a.allowed;
         if (a.kind != b.kind)
@@ -49,7 +49,7 @@ ADAMANT_DECL unsigned main_node(machine const& machine, pu_set const& pus)
     unsigned best = no_node;
     for (unsigned n = 0; n < machine.nodes.size(); ++n)
         if (machine.holds_state(machine.nodes[n]) && machine.nodes[n].pus.includes(pus) &&
-            (best == no_node || ahead(machine.nodes[n], machine.nodes[best])))
+            (best == no_node || is_preferred(machine.nodes[n], machine.nodes[best])))
             best = n;
     return best;
 }
@@ -95,7 +95,7 @@ ADAMANT_DECL pu_set parse_pus(std::string_view text, machine const& machine)
             scanner.fail("numa:, package:, core:, a list or a mask is expected");
         scanner.skip_spaces();
     } while (scanner.take('+'));
-    if (!scanner.done())
+    if (!scanner.is_at_end())
         scanner.fail("unexpected text");
     return all;
 }

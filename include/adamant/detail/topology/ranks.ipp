@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Definitions of adamant/cores.hpp.
+// Definition of rank_from_environment() of adamant/cores.hpp.
 #pragma once
 
 #include <cstdlib>
@@ -12,7 +12,7 @@ ADAMANT_BEGIN_NAMESPACE
 
 namespace detail {
 
-inline std::optional<unsigned> number_in(char const* variable)
+inline std::optional<unsigned> read_number(char const* variable)
 {
     char const* const value = std::getenv(variable);
     if (value == nullptr || *value == '\0')
@@ -26,35 +26,36 @@ inline std::optional<unsigned> number_in(char const* variable)
     return number;
 }
 
-// Slurm's tasks of each node, "4(x2),3": those of node number `node`.
+// Parses Slurm's list of tasks of each node, "4(x2),3", and returns those of node number `node`.
 inline std::optional<unsigned> slurm_tasks(std::string_view text, unsigned node)
 {
-    std::size_t at = 0;
+    std::size_t position = 0;
     auto const digits = [&]() -> std::optional<unsigned> {
         unsigned value = 0;
-        std::size_t const begin = at;
-        for (; at < text.size() && text[at] >= '0' && text[at] <= '9' && at < begin + 7; ++at)
-            value = value * 10 + static_cast<unsigned>(text[at] - '0');
-        return at == begin ? std::nullopt : std::optional(value);
+        std::size_t const begin = position;
+        for (; position < text.size() && text[position] >= '0' && text[position] <= '9' && position < begin + 7;
+             ++position)
+            value = value * 10 + static_cast<unsigned>(text[position] - '0');
+        return position == begin ? std::nullopt : std::optional(value);
     };
     for (;;) {
         std::optional<unsigned> const tasks = digits();
         std::optional<unsigned> nodes = 1;
-        if (text.substr(at, 2) == "(x") {
-            at += 2;
+        if (text.substr(position, 2) == "(x") {
+            position += 2;
             nodes = digits();
-            if (text.substr(at, 1) != ")")
+            if (text.substr(position, 1) != ")")
                 return std::nullopt;
-            ++at;
+            ++position;
         }
-        if (!tasks || !nodes || (at != text.size() && text[at] != ','))
+        if (!tasks || !nodes || (position != text.size() && text[position] != ','))
             return std::nullopt;
         if (node < *nodes)
             return tasks;
         node -= *nodes;
-        if (text.substr(at, 1) != ",")
+        if (text.substr(position, 1) != ",")
             return std::nullopt;
-        ++at;
+        ++position;
     }
 }
 
@@ -67,20 +68,20 @@ ADAMANT_DECL local_rank rank_from_environment()
                                         {"MPI_LOCALRANKID", "MPI_LOCALNRANKS"},
                                         {"SLURM_LOCALID", "SLURM_STEP_TASKS_PER_NODE"}};
     for (auto const& [rank_name, count_name] : pairs) {
-        std::optional<unsigned> const rank = detail::number_in(rank_name);
+        std::optional<unsigned> const rank = detail::read_number(rank_name);
         if (!rank)
             continue;
         std::string counted_by = count_name;
         std::optional<unsigned> ranks;
         if (counted_by.starts_with("SLURM")) {
-            unsigned const node = detail::number_in("SLURM_NODEID").value_or(0);
+            unsigned const node = detail::read_number("SLURM_NODEID").value_or(0);
             for (char const* const variable : {"SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE"})
                 if (char const* const value = std::getenv(variable); value != nullptr && !ranks) {
                     counted_by = variable;
                     ranks = detail::slurm_tasks(value, node);
                 }
         } else {
-            ranks = detail::number_in(count_name);
+            ranks = detail::read_number(count_name);
         }
         if (!ranks)
             detail::throw_invalid_argument(

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Definitions of adamant/cores.hpp.
+// Definitions of live_machine() and the readers of topology files of adamant/cores.hpp.
 #pragma once
 
 #include <adamant/cores.hpp>
@@ -11,10 +11,10 @@ ADAMANT_BEGIN_NAMESPACE
 
 namespace detail {
 
-[[noreturn]] inline void refuse_to_read(std::string const& what)
+[[noreturn]] inline void refuse_to_read(std::string const& subject)
 {
-    throw_unavailable({what, " cannot be read, because the library was compiled without hwloc "
-                             "(ADAMANT_NO_HWLOC); install hwloc (libhwloc-dev) and compile again"});
+    throw_unavailable({subject, " cannot be read, because the library was compiled without hwloc "
+                                "(ADAMANT_NO_HWLOC); install hwloc (libhwloc-dev) and compile again"});
 }
 
 } // namespace detail
@@ -58,15 +58,15 @@ ADAMANT_BEGIN_NAMESPACE
 
 namespace detail {
 
-// The version that a file of hwloc's XML names, "3.0"; empty where there is none at its beginning.
+// Returns the version that a file of hwloc's XML names at its beginning, "3.0", or an empty text.
 inline std::string xml_version(std::string_view text)
 {
     text = text.substr(0, 4096);
     std::string_view const key = "<topology version=\"";
-    std::size_t const at = text.find(key);
-    if (at == std::string_view::npos)
+    std::size_t const position = text.find(key);
+    if (position == std::string_view::npos)
         return {};
-    text.remove_prefix(at + key.size());
+    text.remove_prefix(position + key.size());
     return std::string(text.substr(0, text.find_first_not_of("0123456789.")));
 }
 
@@ -74,11 +74,11 @@ inline std::string xml_version(std::string_view text)
 
 ADAMANT_DECL machine live_machine()
 {
-    detail::live_topology(); // first, so that the plugins stay
-    machine read = detail::to_machine(detail::load_live(detail::io_devices::included).get(), "this machine");
-    read.allowed = detail::process_mask(read.allowed, read.note);
-    read.quota = read_cpu_quota();
-    return read;
+    detail::live_topology(); // loaded first, so that the plugins stay loaded
+    machine result = detail::to_machine(detail::load_live(detail::io_devices::included).get(), "this machine");
+    result.allowed = detail::process_mask(result.allowed, result.note);
+    result.quota = read_cpu_quota();
+    return result;
 }
 
 ADAMANT_DECL machine machine_from_xml(std::string const& path)
@@ -90,16 +90,17 @@ ADAMANT_DECL machine machine_from_xml(std::string const& path)
         detail::throw_invalid_argument(
             {"cannot read \"", path, "\": ", problem, ". Write the file again with lstopo FILE.xml"});
     detail::unique_topology const topology = detail::new_topology(detail::io_devices::included);
-    bool const has_size = !text.empty() && text.size() < std::size_t{1} << 30; // which hwloc takes as an int
+    bool const has_size = !text.empty() && text.size() < std::size_t{1} << 30; // hwloc's size is an int
     if (!has_size ||
         hwloc_topology_set_xmlbuffer(topology.get(), text.c_str(), static_cast<int>(text.size()) + 1) != 0 ||
         hwloc_topology_load(topology.get()) != 0) {
         std::string const version = detail::xml_version(text);
-        unsigned const ours = hwloc_get_api_version() >> 16;
-        if (std::atoi(version.c_str()) > static_cast<int>(ours))
-            detail::throw_unavailable(
-                {"\"", path, "\" is XML of version ", version, ", but the hwloc of this program is version ", ours,
-                 " and reads no newer one; write the file with lstopo --of v", ours, "xml FILE.xml"});
+        unsigned const own_version = hwloc_get_api_version() >> 16;
+        if (std::atoi(version.c_str()) > static_cast<int>(own_version))
+            detail::throw_unavailable({"\"", path, "\" is XML of version ", version,
+                                       ", but the hwloc of this program is version ", own_version,
+                                       " and reads no newer one; write the file with lstopo --of v", own_version,
+                                       "xml FILE.xml"});
         detail::throw_invalid_argument(
             {"\"", path, "\" is not a topology in hwloc's XML (lstopo FILE.xml writes one)"});
     }
