@@ -21,19 +21,20 @@
 
 ADAMANT_BEGIN_NAMESPACE
 
-/// One GPU, with three streams of its own, which no other stream waits for. adamant::device says what its functions do;
-/// all are thread-safe. After every call the calling thread's current device is as before.
+/// A GPU with three streams of its own, which do not synchronise with other streams. See adamant::device for its
+/// functions; all are thread-safe. They restore the calling thread's current device.
 ///
 /// A copy of memory that is not pinned (see pinned()) returns when CUDA has read or written it, which for a copy down
-/// is when the stream has reached it. Work that CUDA has been given counts as begun: reset() waits for it.
+/// is when the stream has reached it. Work that was passed to CUDA has begun: reset() waits for it.
 ///
 /// The destructor, and that of a part, wait some seconds for enqueued work.
 class cuda_device final : public device {
 public:
-    /// CUDA's number for the device, from 0, as CUDA_VISIBLE_DEVICES leaves them. Throws unavailable where there is
-    /// none of that number, it is older than compute capability 7.0, or the program was compiled for other devices or
-    /// with flags that change results (--use_fast_math, --ftz=true); device_error where it fails.
-    explicit cuda_device(int ordinal = 0) : cuda_device(found_device(ordinal)) {}
+    /// Opens a device. ordinal: CUDA's number of the device among those of CUDA_VISIBLE_DEVICES, from 0. Throws
+    /// unavailable if there is no such device, if it is older than compute capability 7.0, or if the program was
+    /// compiled for other devices or with flags that change results (--use_fast_math, --ftz=true); device_error if it
+    /// fails.
+    explicit cuda_device(int ordinal = 0) : cuda_device(find_device(ordinal)) {}
 
     [[nodiscard]] std::string name() const override { return streams_.name(); }
     [[nodiscard]] device_memory memory() const override { return detail::cuda::memory_of(streams_); }
@@ -42,39 +43,39 @@ public:
     [[nodiscard]] device_ptr allocate(std::size_t bytes) override { return detail::cuda::allocate(streams_, bytes); }
     void release(device_ptr memory) noexcept override { detail::cuda::release(streams_, memory); }
 
-    void copy_up(device_ptr to, void const* from, std::size_t bytes) override
+    void copy_up(device_ptr dst, void const* src, std::size_t bytes) override
     {
         using detail::cuda::operation;
         if (bytes != 0)
             streams_.enqueue(device_stream::up, {operation::copy_up, {}, bytes, bytes}, [=](cudaStream_t stream) {
-                return cudaMemcpyAsync(detail::cuda::address_of(to), from, bytes, cudaMemcpyHostToDevice, stream);
+                return cudaMemcpyAsync(detail::cuda::address_of(dst), src, bytes, cudaMemcpyHostToDevice, stream);
             });
     }
-    void copy_down(void* to, device_ptr from, std::size_t bytes) override
+    void copy_down(void* dst, device_ptr src, std::size_t bytes) override
     {
         using detail::cuda::operation;
         if (bytes != 0)
             streams_.enqueue(device_stream::down, {operation::copy_down, {}, bytes, bytes}, [=](cudaStream_t stream) {
-                return cudaMemcpyAsync(to, detail::cuda::address_of(from), bytes, cudaMemcpyDeviceToHost, stream);
+                return cudaMemcpyAsync(dst, detail::cuda::address_of(src), bytes, cudaMemcpyDeviceToHost, stream);
             });
     }
-    void gather_columns(column_copy const& what) override { detail::cuda::copy_columns(streams_, what, true); }
-    void scatter_columns(column_copy const& what) override { detail::cuda::copy_columns(streams_, what, false); }
-    void find_largest(column_scoring const& what) override { detail::cuda::find_largest(streams_, what); }
-    void score_columns(column_scoring const& what) override { detail::cuda::score_columns(streams_, what); }
+    void gather_columns(column_copy const& copy) override { detail::cuda::copy_columns(streams_, copy, true); }
+    void scatter_columns(column_copy const& copy) override { detail::cuda::copy_columns(streams_, copy, false); }
+    void find_largest(column_scoring const& scoring) override { detail::cuda::find_largest(streams_, scoring); }
+    void score_columns(column_scoring const& scoring) override { detail::cuda::score_columns(streams_, scoring); }
     void call(device_stream stream, std::function<void()> function) override
     {
         streams_.call(stream, std::move(function));
     }
 
     [[nodiscard]] device_event record_event(device_stream stream) override { return streams_.record_event(stream); }
-    void wait_event(device_stream stream, device_event before) override { streams_.wait_event(stream, before); }
-    /// Work that is enqueued in `stream` from now on waits for the caller's event, on any stream of this device. Have
-    /// the streams work and down follow it before submit() of a shard whose gradient is still being made there.
-    void wait_event(device_stream stream, cudaEvent_t before) { streams_.wait_event(stream, before); }
-    [[nodiscard]] bool wait_until(device_event until, clock::time_point deadline) override
+    void wait_event(device_stream stream, device_event event) override { streams_.wait_event(stream, event); }
+    /// Makes work that is enqueued in `stream` from now on wait for the caller's event, on any stream of this device.
+    /// Call it for the streams work and down before submit() of a shard whose gradient the device still computes.
+    void wait_event(device_stream stream, cudaEvent_t event) { streams_.wait_event(stream, event); }
+    [[nodiscard]] bool wait_until(device_event event, clock::time_point deadline) override
     {
-        return streams_.wait_until(until, deadline);
+        return streams_.wait_until(event, deadline);
     }
     [[nodiscard]] bool reset(clock::time_point deadline) noexcept override { return streams_.reset(deadline); }
 
@@ -96,42 +97,44 @@ public:
     [[nodiscard]] device_usage usage() const override { return streams_.usage(); }
 
 private:
-    struct found {
+    struct device_identity {
         int ordinal;
         int capability; // 90 is 9.0
         std::string name;
     };
-    explicit cuda_device(found const& which) : streams_(which.ordinal, which.name)
+    explicit cuda_device(device_identity const& identity) : streams_(identity.ordinal, identity.name)
     {
-        detail::cuda::check_arithmetic(streams_, which.capability);
+        detail::cuda::check_arithmetic(streams_, identity.capability);
     }
 
-    [[nodiscard]] static found found_device(int ordinal)
+    [[nodiscard]] static device_identity find_device(int ordinal)
     {
-        std::string const asked = detail::text_of({"adamant: CUDA device ", ordinal, " is asked for, but "});
+        std::string const refusal = detail::text_of({"adamant: cannot use CUDA device ", ordinal, ": "});
         int count = 0;
         if (cudaError_t const error = cudaGetDeviceCount(&count); error != cudaSuccess || count == 0) {
             (void)cudaGetLastError();
-            throw unavailable(asked + "there is none: CUDA says '" +
+            throw unavailable(refusal + "there is none: CUDA says '" +
                               cudaGetErrorString(error != cudaSuccess ? error : cudaErrorNoDevice) +
-                              "'; see whether nvidia-smi finds one, or leave all of the work to the CPU");
+                              "'; check whether nvidia-smi finds one, or use only the CPU");
         }
         std::string others;
         for (int i = 0; i < count; ++i) {
-            cudaDeviceProp about;
-            if (cudaError_t const error = cudaGetDeviceProperties(&about, i); error != cudaSuccess) {
+            cudaDeviceProp properties;
+            if (cudaError_t const error = cudaGetDeviceProperties(&properties, i); error != cudaSuccess) {
                 (void)cudaGetLastError();
-                detail::throw_device_error({"CUDA does not say what device ", i, " is: ", cudaGetErrorString(error)});
+                detail::throw_device_error(
+                    {"cannot read the properties of CUDA device ", i, ": ", cudaGetErrorString(error)});
             }
-            std::string const name = detail::text_of({about.name, " (cuda:", i, ")"});
-            if (i == ordinal && about.major < 7)
-                throw unavailable(detail::text_of({asked, name, " has compute capability ", about.major, ".",
-                                                   about.minor, ", and adamant needs 7.0 or newer (Volta, of 2017)"}));
+            std::string const name = detail::text_of({properties.name, " (cuda:", i, ")"});
+            if (i == ordinal && properties.major < 7)
+                throw unavailable(
+                    detail::text_of({refusal, name, " has compute capability ", properties.major, ".", properties.minor,
+                                     ", and adamant needs 7.0 or newer (Volta, of 2017)"}));
             if (i == ordinal)
-                return {ordinal, about.major * 10 + about.minor, name};
+                return {ordinal, properties.major * 10 + properties.minor, name};
             others += (i == 0 ? "" : ", ") + name;
         }
-        throw unavailable(asked + "there " + (count == 1 ? "is only " : "are only ") + others +
+        throw unavailable(refusal + "there " + (count == 1 ? "is only " : "are only ") + others +
                           "; give one of these numbers (CUDA_VISIBLE_DEVICES decides which there are)");
     }
 

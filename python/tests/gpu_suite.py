@@ -378,7 +378,7 @@ def test_where_a_gpu_cannot_be_had_a_warning_says_so_once(why, monkeypatch):
         assert not texts
     else:
         assert len(texts) == 1 and "in host memory: " in texts[0]
-        reason = "CUDA device 0 is asked for, but there is none" if why == "no GPU" else "params are here and there"
+        reason = "cannot use CUDA device 0: there is none" if why == "no GPU" else "params are here and there"
         assert reason in texts[0]
     assert same(*(bits(*run) for run in runs))
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Whether a CUDA device computes as the reference implementation does in this program: nvcc's flags that break it have
+// Check at run time that a CUDA device rounds like the reference implementation: nvcc's flags that change results have
 // no macros.
 #pragma once
 
@@ -20,9 +20,9 @@ namespace detail::cuda {
 
 inline constexpr unsigned check_threads = 64;
 
-// Plain operators, which --use_fast_math changes, and the intrinsics that kernels are made of.
+// Results of plain operators, which --use_fast_math changes, and of the intrinsics that kernels use.
 struct arithmetic {
-    float tiny_product, tiny_sum, quotient, root; // by operators
+    float tiny_product, tiny_sum, quotient, root; // of operators
     float rounded_product, fused, rounded_quotient, rounded_root;
     double fused_double;
 };
@@ -43,64 +43,67 @@ __global__ void __launch_bounds__(check_threads) check_kernel(arithmetic* out, f
     o.fused_double = __fma_rn(static_cast<double>(x), static_cast<double>(tiny), static_cast<double>(one));
 }
 
-// Which of a thread's results differ from this machine's: 1 operators, 2 intrinsics.
-[[gnu::noinline]] inline unsigned compare_arithmetic(arithmetic const& found, unsigned thread, float tiny, float one)
+// Returns which of a thread's results differ from the host's, as a sum: 1 operators, 2 intrinsics.
+[[gnu::noinline]] inline unsigned compare_arithmetic(arithmetic const& result, unsigned thread, float tiny, float one)
 {
     float const x = one + std::fma(static_cast<float>(thread), 0.37f, 0.0f);
-    bool const operators = found.tiny_product == tiny * (0.5f / static_cast<float>(1 + thread % 8)) &&
-                           found.tiny_sum == tiny - std::fma(tiny, 0.75f, 0.0f) && found.quotient == one / x &&
-                           found.root == std::sqrt(x);
+    bool const operators = result.tiny_product == tiny * (0.5f / static_cast<float>(1 + thread % 8)) &&
+                           result.tiny_sum == tiny - std::fma(tiny, 0.75f, 0.0f) && result.quotient == one / x &&
+                           result.root == std::sqrt(x);
     bool const intrinsics =
-        found.rounded_product == std::fma(x, x, 0.0f) && found.fused == std::fma(x, x, -one) &&
-        found.rounded_quotient == one / x && found.rounded_root == std::sqrt(x) &&
-        found.fused_double == std::fma(static_cast<double>(x), static_cast<double>(tiny), static_cast<double>(one));
+        result.rounded_product == std::fma(x, x, 0.0f) && result.fused == std::fma(x, x, -one) &&
+        result.rounded_quotient == one / x && result.rounded_root == std::sqrt(x) &&
+        result.fused_double == std::fma(static_cast<double>(x), static_cast<double>(tiny), static_cast<double>(one));
     return (operators ? 0u : 1u) | (intrinsics ? 0u : 2u);
 }
 
-// Throws unavailable where the program's device code was compiled with flags that change results, or has nothing for
-// this device; device_error where the device fails.
-inline void check_arithmetic(stream_set& on, int capability)
+// Throws unavailable if the program's device code was compiled with flags that change results or not for this device,
+// and device_error if the device fails.
+inline void check_arithmetic(stream_set& streams, int capability)
 {
     struct buffer {
-        stream_set const& on;
+        stream_set const& streams;
         device_ptr memory;
-        ~buffer() { release(on, memory); }
+        ~buffer() { release(streams, memory); }
     };
     constexpr std::size_t bytes = check_threads * sizeof(arithmetic);
-    buffer const own = {on, allocate(on, bytes)};
-    std::shared_ptr<std::byte> const results = pinned(on, bytes);
+    buffer const device_buffer = {streams, allocate(streams, bytes)};
+    std::shared_ptr<std::byte> const results = pinned(streams, bytes);
     float tiny = 0x1p-126f;
     float one = 1.0f;
     cudaError_t error = cudaSuccess;
-    on.enqueue(device_stream::work, {operation::check}, [&](cudaStream_t stream) {
+    streams.enqueue(device_stream::work, {operation::check}, [&](cudaStream_t stream) {
         error = ADAMANT_GPU_LAUNCH(check_kernel<0>, 1, check_threads, stream,
-                                   static_cast<arithmetic*>(address_of(own.memory)), tiny, one);
+                                   static_cast<arithmetic*>(address_of(device_buffer.memory)), tiny, one);
         if (error == cudaSuccess)
-            error = cudaMemcpyAsync(results.get(), address_of(own.memory), bytes, cudaMemcpyDeviceToHost, stream);
+            error =
+                cudaMemcpyAsync(results.get(), address_of(device_buffer.memory), bytes, cudaMemcpyDeviceToHost, stream);
         return error;
     });
     if (error == cudaErrorNoKernelImageForDevice)
-        throw_unavailable({on.name(), " has compute capability ", capability / 10, ".", capability % 10,
+        throw_unavailable({streams.name(), " has compute capability ", capability / 10, ".", capability % 10,
                            ", and this program holds no code for that; compile it with -arch=sm_", capability,
                            " (in CMake: CMAKE_CUDA_ARCHITECTURES)"});
-    if (!on.wait_until(on.record_event(device_stream::work), stream_set::clock::now() + std::chrono::seconds(60)))
-        throw_device_error({on.name(), " did not finish a small computation within 60 s"});
+    if (!streams.wait_until(streams.record_event(device_stream::work),
+                            stream_set::clock::now() + std::chrono::seconds(60)))
+        throw_device_error({streams.name(), " did not finish a small computation within 60 s"});
     unsigned differs = 0;
     rounded_to_nearest([&] {
         for (unsigned i = 0; i < check_threads; ++i) {
-            arithmetic found;
-            std::memcpy(&found, results.get() + i * sizeof found, sizeof found);
-            differs |= compare_arithmetic(found, i, tiny, one);
+            arithmetic result;
+            std::memcpy(&result, results.get() + i * sizeof result, sizeof result);
+            differs |= compare_arithmetic(result, i, tiny, one);
         }
     });
     if ((differs & 1) != 0)
         throw_unavailable(
-            {on.name(), " flushes subnormals, or estimates quotients or roots, because the device code of this program "
-                        "was compiled with --use_fast_math, --ftz=true, --prec-div=false or --prec-sqrt=false: that "
-                        "would change the bits of a step; compile the file that includes cuda.cuh without them"});
+            {streams.name(),
+             " flushes subnormals, or estimates quotients or roots, because the device code of this program "
+             "was compiled with --use_fast_math, --ftz=true, --prec-div=false or --prec-sqrt=false: that "
+             "would change the bits of a step; compile the file that includes cuda.cuh without them"});
     if (differs != 0)
-        throw_unavailable({on.name(), " does not round as IEEE 754 says, so its steps would not have the ",
-                           "CPU's bits; use another device, or leave all of the work to the CPU"});
+        throw_unavailable({streams.name(), " does not round as IEEE 754 says, so its steps would not have the ",
+                           "CPU's bits; use another device, or only the CPU"});
 }
 
 } // namespace detail::cuda

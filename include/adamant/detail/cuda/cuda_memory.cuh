@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Memory of a CUDA device, and pinned memory of the host's.
+// Memory of a CUDA device, and pinned host memory.
 #pragma once
 
 #include <cstddef>
@@ -17,67 +17,67 @@ namespace detail::cuda {
     return reinterpret_cast<void*>(static_cast<std::uintptr_t>(memory.address));
 }
 
-// Throws device_error.
-[[nodiscard]] inline device_memory memory_of(stream_set const& on)
+// Returns the device's total and free memory. Throws device_error.
+[[nodiscard]] inline device_memory memory_of(stream_set const& streams)
 {
-    on.check_process();
-    device_scope const scope(on.ordinal());
+    streams.check_process();
+    device_scope const scope(streams.ordinal());
     device_memory result;
     if (cudaError_t const error = cudaMemGetInfo(&result.free_bytes, &result.total_bytes); error != cudaSuccess) {
         (void)cudaGetLastError();
-        throw_device_error({on.name(), " does not say how much memory it has: ", cudaGetErrorString(error)});
+        throw_device_error({"cannot read the memory size of ", streams.name(), ": ", cudaGetErrorString(error)});
     }
     return result;
 }
 
 // See device::allocate().
-[[nodiscard]] inline device_ptr allocate(stream_set const& on, std::size_t bytes)
+[[nodiscard]] inline device_ptr allocate(stream_set const& streams, std::size_t bytes)
 {
-    on.check_process();
+    streams.check_process();
     if (bytes == 0)
         return {};
-    device_scope const scope(on.ordinal());
+    device_scope const scope(streams.ordinal());
     void* memory = nullptr;
     cudaError_t const error = cudaMalloc(&memory, bytes);
     if (error == cudaSuccess)
         return {reinterpret_cast<std::uintptr_t>(memory)};
     (void)cudaGetLastError();
     if (error != cudaErrorMemoryAllocation)
-        throw_device_error({on.name(), " failed to allocate ", bytes, " bytes: ", cudaGetErrorString(error)});
-    device_memory const found = memory_of(on);
-    throw_unavailable({on.name(), " is asked for ", bytes, " bytes, but has only ", found.free_bytes, " of ",
-                       found.total_bytes,
-                       " free (or no contiguous range of that size); set a larger ratio, so that more stays with the "
-                       "CPU, or free memory that other programs and libraries hold"});
+        throw_device_error({streams.name(), " failed to allocate ", bytes, " bytes: ", cudaGetErrorString(error)});
+    device_memory const memory_state = memory_of(streams);
+    throw_unavailable({"cannot allocate ", bytes, " bytes on ", streams.name(), ": only ", memory_state.free_bytes,
+                       " of ", memory_state.total_bytes,
+                       " bytes are free (or no contiguous range of that size). Set a larger ratio to keep more on the "
+                       "CPU, or free memory of other programs and libraries."});
 }
-inline void release(stream_set const& on, device_ptr memory) noexcept
+inline void release(stream_set const& streams, device_ptr memory) noexcept
 {
-    if (!memory || !on.in_this_process())
+    if (!memory || !streams.in_this_process())
         return;
-    device_scope const scope(on.ordinal());
+    device_scope const scope(streams.ordinal());
     if (cudaFree(address_of(memory)) != cudaSuccess)
         (void)cudaGetLastError();
 }
 
-// See device::pinned(). The deleter knows nothing of the device: it may be gone.
-[[nodiscard]] inline std::shared_ptr<std::byte> pinned(stream_set const& on, std::size_t bytes)
+// See device::pinned(). The deleter does not use the device, which may be destroyed before.
+[[nodiscard]] inline std::shared_ptr<std::byte> pinned(stream_set const& streams, std::size_t bytes)
 {
     constexpr std::size_t page = 4096;
-    on.check_process();
-    device_scope const scope(on.ordinal());
+    streams.check_process();
+    device_scope const scope(streams.ordinal());
     void* memory = nullptr;
-    // Whole pages, at least one, and one more because CUDA's small allocations begin anywhere in a page.
+    // At least one whole page, and one more because CUDA does not align small allocations to pages.
     std::size_t const rounded = (bytes / page + 2) * page;
     if (cudaError_t const error = cudaHostAlloc(&memory, rounded, cudaHostAllocPortable); error != cudaSuccess) {
         (void)cudaGetLastError();
-        throw_unavailable({on.name(), " was asked for ", bytes,
-                           " bytes of pinned host memory, and got none: ", cudaGetErrorString(error),
+        throw_unavailable({"cannot allocate ", bytes, " bytes of pinned host memory for ", streams.name(), ": ",
+                           cudaGetErrorString(error),
                            error == cudaErrorMemoryAllocation
-                               ? "; free host memory, or raise the limit on locked memory (ulimit -l)"
-                               : "; look for earlier errors of this device"});
+                               ? ". Free host memory, or raise the limit on locked memory (ulimit -l)."
+                               : ". Look for earlier errors of this device."});
     }
-    std::shared_ptr<void> owner(memory, [process = this_process()](void* at) {
-        if (this_process() == process && cudaFreeHost(at) != cudaSuccess)
+    std::shared_ptr<void> owner(memory, [process = this_process()](void* pointer) {
+        if (this_process() == process && cudaFreeHost(pointer) != cudaSuccess)
             (void)cudaGetLastError();
     });
     std::size_t const offset = (0 - reinterpret_cast<std::uintptr_t>(memory)) % page;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a CUDA device is told to do: for a scope to be the current one, and things that are enqueued.
+// device_scope: sets the current CUDA device. operation: describes enqueued work.
 #pragma once
 
 #include <cstdint>
@@ -10,25 +10,25 @@
 ADAMANT_BEGIN_NAMESPACE
 namespace detail::cuda {
 
-// Makes a device the calling thread's for a scope. Where that fails, whatever is called next says so.
+// Sets the calling thread's current device for a scope. If that fails, the next CUDA call returns the error.
 class device_scope {
 public:
     explicit device_scope(int ordinal) noexcept
     {
-        changed_ = cudaGetDevice(&before_) == cudaSuccess && before_ != ordinal;
+        changed_ = cudaGetDevice(&previous_) == cudaSuccess && previous_ != ordinal;
         if (changed_)
             (void)cudaSetDevice(ordinal);
     }
     ~device_scope()
     {
         if (changed_)
-            (void)cudaSetDevice(before_);
+            (void)cudaSetDevice(previous_);
     }
     device_scope(device_scope const&) = delete;
     device_scope& operator=(device_scope const&) = delete;
 
 private:
-    int before_ = 0;
+    int previous_ = 0;
     bool changed_;
 };
 
@@ -48,8 +48,8 @@ struct operation {
         check,
         call
     };
-    kind what = nothing;
-    block_pass of = block_pass::measure;
+    kind type = nothing;
+    block_pass step_pass = block_pass::measure;
     std::uint64_t count = 0; // bytes, or pieces
     std::uint64_t bytes = 0;
 
@@ -57,10 +57,10 @@ struct operation {
     {
         std::string const n = std::to_string(count);
         std::string const pieces = text_of({" over ", n, count == 1 ? " piece" : " pieces"});
-        switch (what) {
+        switch (type) {
         case copy_up: return text_of({"copy of ", n, " bytes up"});
         case copy_down: return text_of({"copy of ", n, " bytes down"});
-        case pass: return std::string("pass ") + name(of) + pieces;
+        case pass: return std::string("pass ") + name(step_pass) + pieces;
         case accumulate: return "accumulation of piece " + n;
         case columns: return text_of({"copy of ", counted(count, "column")});
         case largest: return text_of({"look for the largest of ", counted(count, "gradient")});

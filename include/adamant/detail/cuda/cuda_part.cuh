@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// An optimizer's pieces on a CUDA device: where what belongs to them lies, and which kernels a pass launches.
+// part: an optimizer's pieces on a CUDA device, their memory layout, and the kernels that a pass launches.
 #pragma once
 
 #include <algorithm>
@@ -29,21 +29,21 @@ namespace detail::cuda {
 {
     return {p.types[0], p.types[1], p.types[2], p.types[3], p.types[4]};
 }
-// Of the one allocation that a part makes: offsets in bytes.
+// Layout of a part's single allocation. Members are offsets in bytes, except blocks.
 struct part_layout {
     static constexpr std::size_t aligned(std::size_t bytes) noexcept { return (bytes + 127) / 128 * 128; }
 
-    part_layout(std::span<device_piece const> all, bool with_records) noexcept
+    part_layout(std::span<device_piece const> pieces, bool with_records) noexcept
     {
-        for (device_piece const& p : all)
+        for (device_piece const& p : pieces)
             blocks += p.blocks();
-        piece_of = aligned(all.size() * sizeof(piece));
+        piece_of = aligned(pieces.size() * sizeof(piece));
         squares = piece_of + aligned(blocks * sizeof(std::uint32_t));
         recorded = squares + aligned(blocks * sizeof(grad_squares));
         records = recorded + aligned(blocks * sizeof(std::uint32_t));
         end = records;
         if (with_records)
-            for (device_piece const& p : all)
+            for (device_piece const& p : pieces)
                 end += record_bytes(p);
     }
     [[nodiscard]] static std::size_t record_bytes(device_piece const& p) noexcept
@@ -55,7 +55,7 @@ struct part_layout {
         return bytes;
     }
 
-    std::size_t blocks = 0; // a count
+    std::size_t blocks = 0; // number of blocks
     std::size_t piece_of;
     std::size_t squares;
     std::size_t recorded;
@@ -70,8 +70,8 @@ using kernel = void (*)(launch);
     return p.types[shard_array::exp_avg] == dtype::quantized8;
 }
 
-// One for each of the common combinations, float params and moments with any gradient and weight_out; one for all
-// others but moments of 8 bits, and the last for these.
+// One kernel for each common combination of types (float params and moments with any gradient and weight_out), one for
+// 8-bit moments, which is the last, and one for all others.
 inline constexpr std::size_t pass_kernels = 11;
 [[nodiscard]] inline std::size_t pass_kernel_of(device_piece const& p) noexcept
 {
@@ -108,68 +108,68 @@ inline constexpr std::size_t pass_kernels = 11;
     return number == 0 ? kernel(rollback_kernel<any_dtype>) : rollback_kernel<static_cast<int>(dtype::quantized8)>;
 }
 
-// Rules for what a launch is to know of a group.
-[[nodiscard]] inline group_rules rules_of(group_step const& of) noexcept
+// Returns the kernels' rules of a group.
+[[nodiscard]] inline group_rules rules_of(group_step const& step) noexcept
 {
-    gradient_rules const& r = of.rules;
-    return {of.c, r.limited ? r.scale : 1.0f, r.limited ? r.bound : std::bit_cast<float>(float_infinity_bits),
+    gradient_rules const& r = step.rules;
+    return {step.c, r.limited ? r.scale : 1.0f, r.limited ? r.bound : std::bit_cast<float>(float_infinity_bits),
             r.limited || r.zero_nonfinite, r.zero_nonfinite};
 }
 
 class part final : public device_part {
 public:
-    // Throws as device::allocate() does. `on` must outlive it.
-    part(stream_set& on, std::vector<device_piece> pieces, bool with_records)
-        : on_(on), pieces_(std::move(pieces)), layout_(pieces_, with_records), recorded_(pieces_.size(), 0)
+    // Throws as device::allocate() does. `streams` must outlive the part.
+    part(stream_set& streams, std::vector<device_piece> pieces, bool with_records)
+        : streams_(streams), pieces_(std::move(pieces)), layout_(pieces_, with_records), recorded_(pieces_.size(), 0)
     {
         std::uint32_t block = 0;
         for (device_piece const& p : pieces_) {
             first_blocks_.push_back(block);
             block += static_cast<std::uint32_t>(p.blocks());
         }
-        memory_ = allocate(on_, layout_.end);
+        memory_ = allocate(streams_, layout_.end);
         try {
-            std::vector<std::byte> image(layout_.records); // sums and records: none
+            std::vector<std::byte> image(layout_.records); // sums and epochs of records: 0
             describe(image);
-            device_scope const scope(on_.ordinal());
+            device_scope const scope(streams_.ordinal());
             if (!image.empty())
                 if (cudaError_t const error =
                         cudaMemcpy(address_of(memory_), image.data(), image.size(), cudaMemcpyHostToDevice);
                     error != cudaSuccess) {
                     (void)cudaGetLastError();
-                    throw_device_error({on_.name(), " has failed to take the description of ", pieces_.size(),
-                                        " pieces: ", cudaGetErrorString(error)});
+                    throw_device_error({"cannot copy the description of ", pieces_.size(), " pieces to ",
+                                        streams_.name(), ": ", cudaGetErrorString(error)});
                 }
-            results_ = pinned(on_, layout_.blocks * (sizeof(grad_squares) + sizeof(std::uint32_t)));
+            results_ = pinned(streams_, layout_.blocks * (sizeof(grad_squares) + sizeof(std::uint32_t)));
         } catch (...) {
-            release(on_, memory_);
+            release(streams_, memory_);
             throw;
         }
     }
     ~part() override
     {
-        // What is enqueued uses both. A device that does not come to the end of it keeps them.
-        if (on_.drain(stream_set::clock::now() + std::chrono::seconds(10)) == stream_set::drained::busy)
+        // Enqueued work uses the memory and the results. They leak if the device does not finish it.
+        if (streams_.drain(stream_set::clock::now() + std::chrono::seconds(10)) == stream_set::drain_result::busy)
             (void)new std::shared_ptr<std::byte>(std::move(results_));
         else
-            release(on_, memory_);
+            release(streams_, memory_);
     }
 
     void run(device_pass const& pass) override
     {
-        on_.check_process(); // first: who had the lock may be in another process
+        streams_.check_process(); // before the lock, which a thread of another process may hold
         std::lock_guard const lock(mutex_);
         bool const rolls_back = pass.pass == block_pass::rollback;
         bool const is_step = !rolls_back && !only_reads(pass.pass);
         bool const makes_records = is_step && (pass.pass == block_pass::speculate || pass.keep_records);
-        launch of;
-        of.tasks = (is_first(pass.pass) ? sums : 0u) | (is_step ? steps : 0u) | (makes_records ? keeps : 0u) |
-                   (pass.pass == block_pass::redo ? back | reads_state : 0u) |
-                   (pass.pass == block_pass::rest ? unrecorded | reads_state : 0u);
-        operation const what = {operation::pass, pass.pass, pass.pieces.size(), bytes_of(pass, makes_records)};
+        launch args;
+        args.tasks = (is_first(pass.pass) ? sums : 0u) | (is_step ? steps : 0u) | (makes_records ? keeps_records : 0u) |
+                     (pass.pass == block_pass::redo ? from_records | reads_state : 0u) |
+                     (pass.pass == block_pass::rest ? unrecorded | reads_state : 0u);
+        operation const op = {operation::pass, pass.pass, pass.pieces.size(), bytes_of(pass, makes_records)};
         auto const groups = pass.pass == block_pass::speculate ? pass.speculated : pass.settled;
-        on_.enqueue(device_stream::work, what, [&](cudaStream_t stream) {
-            // A launch is of one kernel, and of groups that stand together in the table of them.
+        streams_.enqueue(device_stream::work, op, [&](cudaStream_t stream) {
+            // A launch has one kernel and a range of groups.
             struct kind {
                 std::size_t kernel;
                 std::size_t first_group;
@@ -179,25 +179,25 @@ public:
                 return {rolls_back ? has_codes(pieces_[piece]) : pass_kernel_of(pieces_[piece]),
                         is_step ? pieces_[piece].group / launch::most_groups * launch::most_groups : 0};
             };
-            // What comes after the first piece of a kind has not been launched yet.
-            std::vector<kind> launched; // a few: many pieces share a kind
+            // Each launch covers all pieces of a kind, so later pieces of this kind are skipped.
+            std::vector<kind> launched; // few, because many pieces share a kind
             cudaError_t error = cudaSuccess;
             for (std::size_t first = 0; first < pass.pieces.size() && error == cudaSuccess; ++first) {
-                kind const now = kind_of(pass.pieces[first]);
-                // Neighbours mostly share a kind, so the last one is compared first.
-                if (std::find(launched.rbegin(), launched.rend(), now) != launched.rend())
+                kind const current = kind_of(pass.pieces[first]);
+                // Adjacent pieces mostly share a kind, so the search begins with the last one.
+                if (std::find(launched.rbegin(), launched.rend(), current) != launched.rend())
                     continue;
-                launched.push_back(now);
+                launched.push_back(current);
                 if (is_step) {
-                    std::size_t const end = std::min(groups.size(), now.first_group + launch::most_groups);
-                    for (std::size_t g = now.first_group; g < end; ++g)
-                        of.group[g - now.first_group] = rules_of(groups[g]);
+                    std::size_t const end = std::min(groups.size(), current.first_group + launch::most_groups);
+                    for (std::size_t g = current.first_group; g < end; ++g)
+                        args.group[g - current.first_group] = rules_of(groups[g]);
                 }
-                of.first_group = static_cast<std::uint32_t>(now.first_group);
+                args.first_group = static_cast<std::uint32_t>(current.first_group);
                 error = launch_over(
-                    rolls_back ? rollback_kernel_at(now.kernel) : pass_kernel_at(now.kernel),
-                    step_threads + ((of.tasks & sums) != 0 ? sum_threads : 0), stream, of, pass.pieces.subspan(first),
-                    [&](std::uint32_t piece) { return kind_of(piece) == now; },
+                    rolls_back ? rollback_kernel_at(current.kernel) : pass_kernel_at(current.kernel),
+                    step_threads + ((args.tasks & sums) != 0 ? sum_threads : 0), stream, args,
+                    pass.pieces.subspan(first), [&](std::uint32_t piece) { return kind_of(piece) == current; },
                     [&](std::uint32_t piece) { return !rolls_back && pass.summed[piece] != 0; });
             }
             return error;
@@ -208,13 +208,13 @@ public:
         device_piece const& p = pieces_[piece];
         std::size_t const bytes =
             stored_bytes(p, shard_array::grad) + (first ? 1 : 2) * stored_bytes(p, shard_array::accumulator);
-        on_.enqueue(device_stream::work, {operation::accumulate, {}, piece, bytes}, [&](cudaStream_t stream) {
-            launch of;
-            of.tasks = 0;
-            of.first_group = 0;
+        streams_.enqueue(device_stream::work, {operation::accumulate, {}, piece, bytes}, [&](cudaStream_t stream) {
+            launch args;
+            args.tasks = 0;
+            args.first_group = 0;
             std::uint32_t const one[] = {piece};
             return launch_over(
-                accumulate_kernel<0>, step_threads, stream, of, one, [](std::uint32_t) { return true; },
+                accumulate_kernel<0>, step_threads, stream, args, one, [](std::uint32_t) { return true; },
                 [&](std::uint32_t) { return !first; });
         });
     }
@@ -229,92 +229,93 @@ public:
             with_weights.push_back(i);
             bytes += stored_bytes(p, shard_array::param) + stored_bytes(p, shard_array::weight_out);
         }
-        on_.enqueue(device_stream::work, {operation::round_weights, {}, with_weights.size(), bytes},
-                    [&](cudaStream_t stream) {
-                        launch of;
-                        of.tasks = 0;
-                        of.first_group = 0;
-                        return launch_over(
-                            round_kernel<0>, step_threads, stream, of, with_weights, [](std::uint32_t) { return true; },
-                            [](std::uint32_t) { return false; });
-                    });
+        streams_.enqueue(device_stream::work, {operation::round_weights, {}, with_weights.size(), bytes},
+                         [&](cudaStream_t stream) {
+                             launch args;
+                             args.tasks = 0;
+                             args.first_group = 0;
+                             return launch_over(
+                                 round_kernel<0>, step_threads, stream, args, with_weights,
+                                 [](std::uint32_t) { return true; }, [](std::uint32_t) { return false; });
+                         });
     }
     void forget_records() noexcept override { epoch_.fetch_add(1, std::memory_order_relaxed); }
     void fetch(std::span<grad_squares> squares, std::span<std::uint8_t> recorded) override
     {
-        on_.wait_event(device_stream::down, on_.record_event(device_stream::work));
+        streams_.wait_event(device_stream::down, streams_.record_event(device_stream::work));
         if (layout_.blocks == 0)
             return;
         std::size_t const sums_bytes = layout_.blocks * sizeof(grad_squares);
         std::size_t const epochs_bytes = layout_.blocks * sizeof(std::uint32_t);
         std::byte* const staged = results_.get();
-        on_.enqueue(device_stream::down, {operation::fetch, {}, layout_.blocks, sums_bytes + epochs_bytes},
-                    [&](cudaStream_t stream) {
-                        cudaError_t const error = cudaMemcpyAsync(staged, address_of(memory_ + layout_.squares),
-                                                                  sums_bytes, cudaMemcpyDeviceToHost, stream);
-                        return error != cudaSuccess
-                                   ? error
-                                   : cudaMemcpyAsync(staged + sums_bytes, address_of(memory_ + layout_.recorded),
-                                                     epochs_bytes, cudaMemcpyDeviceToHost, stream);
-                    });
-        // The spans are in any memory, and a copy into what is not pinned would wait for the stream here.
-        on_.call(device_stream::down,
-                 [staged, squares, recorded, sums_bytes, epoch = epoch_.load(std::memory_order_relaxed)] {
-                     std::memcpy(squares.data(), staged, sums_bytes);
-                     for (std::size_t b = 0; b < recorded.size(); ++b) {
-                         std::uint32_t found;
-                         std::memcpy(&found, staged + sums_bytes + b * sizeof found, sizeof found);
-                         recorded[b] = found == epoch ? 1 : 0;
-                     }
-                 });
+        streams_.enqueue(device_stream::down, {operation::fetch, {}, layout_.blocks, sums_bytes + epochs_bytes},
+                         [&](cudaStream_t stream) {
+                             cudaError_t const error = cudaMemcpyAsync(staged, address_of(memory_ + layout_.squares),
+                                                                       sums_bytes, cudaMemcpyDeviceToHost, stream);
+                             return error != cudaSuccess
+                                        ? error
+                                        : cudaMemcpyAsync(staged + sums_bytes, address_of(memory_ + layout_.recorded),
+                                                          epochs_bytes, cudaMemcpyDeviceToHost, stream);
+                         });
+        // The spans may be in pageable memory, and a copy to pageable memory would block until the stream reaches it.
+        streams_.call(device_stream::down, [staged, squares, recorded, sums_bytes,
+                                            epoch = epoch_.load(std::memory_order_relaxed)] {
+            std::memcpy(squares.data(), staged, sums_bytes);
+            for (std::size_t b = 0; b < recorded.size(); ++b) {
+                std::uint32_t record_epoch;
+                std::memcpy(&record_epoch, staged + sums_bytes + b * sizeof record_epoch, sizeof record_epoch);
+                recorded[b] = record_epoch == epoch ? 1 : 0;
+            }
+        });
     }
 
 private:
-    // What kernels find: pieces, and which piece each block is of.
+    // Writes the kernels' tables: the pieces, and the piece of each block.
     void describe(std::vector<std::byte>& image) const
     {
         device_ptr record = memory_ + layout_.records;
         for (std::uint32_t i = 0; i < pieces_.size(); ++i) {
-            device_piece const& from = pieces_[i];
-            piece to{};
+            device_piece const& source = pieces_[i];
+            piece target{};
             for (std::size_t a = 0; a < 6; ++a) {
-                to.arrays[a] = address_of(from.arrays[a]);
-                to.types[a] = from.types[a];
+                target.arrays[a] = address_of(source.arrays[a]);
+                target.types[a] = source.types[a];
             }
             for (std::size_t a = 0; a < std::size(state_arrays) && layout_.end != layout_.records; ++a) {
-                if (!is_state(types_of(from), state_arrays[a]))
+                if (!is_state(types_of(source), state_arrays[a]))
                     continue;
-                to.records[a] = address_of(record);
-                record = record + part_layout::aligned(stored_bytes(from, state_arrays[a]));
+                target.records[a] = address_of(record);
+                record = record + part_layout::aligned(stored_bytes(source, state_arrays[a]));
             }
-            to.elems = from.elems;
-            to.first_block = first_blocks_[i];
-            to.group = static_cast<std::uint32_t>(from.group);
-            to.place = from.place;
-            std::memcpy(image.data() + i * sizeof to, &to, sizeof to);
-            for (std::size_t b = 0; b < from.blocks(); ++b)
+            target.elems = source.elems;
+            target.first_block = first_blocks_[i];
+            target.group = static_cast<std::uint32_t>(source.group);
+            target.place = source.place;
+            std::memcpy(image.data() + i * sizeof target, &target, sizeof target);
+            for (std::size_t b = 0; b < source.blocks(); ++b)
                 std::memcpy(image.data() + layout_.piece_of + (first_blocks_[i] + b) * sizeof i, &i, sizeof i);
         }
     }
-    // Has a kernel launched over the pieces of a list that take part, as often as their runs of blocks need it.
+    // Launches a kernel over the pieces of a list for which takes_part() is true, in as few launches as their runs of
+    // blocks need.
     template <class TakesPart, class IsSummed>
-    [[nodiscard]] cudaError_t launch_over(kernel function, unsigned threads, cudaStream_t stream, launch& of,
+    [[nodiscard]] cudaError_t launch_over(kernel function, unsigned threads, cudaStream_t stream, launch& args,
                                           std::span<std::uint32_t const> list, TakesPart const& takes_part,
                                           IsSummed const& is_summed) const
     {
-        of.part = {static_cast<piece const*>(address_of(memory_)),
-                   static_cast<std::uint32_t const*>(address_of(memory_ + layout_.piece_of)),
-                   static_cast<grad_squares*>(address_of(memory_ + layout_.squares)),
-                   static_cast<std::uint32_t*>(address_of(memory_ + layout_.recorded))};
-        of.epoch = epoch_.load(std::memory_order_relaxed);
-        of.runs = 0;
+        args.part = {static_cast<piece const*>(address_of(memory_)),
+                     static_cast<std::uint32_t const*>(address_of(memory_ + layout_.piece_of)),
+                     static_cast<grad_squares*>(address_of(memory_ + layout_.squares)),
+                     static_cast<std::uint32_t*>(address_of(memory_ + layout_.recorded))};
+        args.epoch = epoch_.load(std::memory_order_relaxed);
+        args.runs = 0;
         std::uint32_t blocks = 0;
         std::uint32_t next = 0; // the part's block that would continue the last run
         cudaError_t error = cudaSuccess;
         auto const finish = [&] {
-            if (of.runs != 0 && error == cudaSuccess)
-                error = ADAMANT_GPU_LAUNCH(function, blocks, threads, stream, of);
-            of.runs = 0;
+            if (args.runs != 0 && error == cudaSuccess)
+                error = ADAMANT_GPU_LAUNCH(function, blocks, threads, stream, args);
+            args.runs = 0;
             blocks = 0;
         };
         for (std::uint32_t const i : list) {
@@ -322,10 +323,10 @@ private:
             if (n == 0 || !takes_part(i))
                 continue;
             std::uint32_t const begin = first_blocks_[i] | (is_summed(i) ? summed_bit : 0u);
-            if (of.runs == 0 || begin != next) {
-                if (of.runs == launch::most_runs)
+            if (args.runs == 0 || begin != next) {
+                if (args.runs == launch::most_runs)
                     finish();
-                of.run[of.runs++] = {blocks, begin};
+                args.run[args.runs++] = {blocks, begin};
             }
             blocks += n;
             next = begin + n;
@@ -333,7 +334,7 @@ private:
         finish();
         return error;
     }
-    // What a pass reads and writes. Tracks the pieces that have records.
+    // Returns the bytes that a pass reads and writes. Updates recorded_.
     [[nodiscard]] std::size_t bytes_of(device_pass const& pass, bool makes_records)
     {
         std::size_t bytes = 0;
@@ -356,15 +357,15 @@ private:
         return bytes;
     }
 
-    stream_set& on_;
+    stream_set& streams_;
     std::vector<device_piece> pieces_;
     part_layout layout_;
     std::vector<std::uint32_t> first_blocks_; // of each piece
     device_ptr memory_;
-    std::shared_ptr<std::byte> results_; // where fetch() gets them first
+    std::shared_ptr<std::byte> results_; // pinned staging buffer of fetch()
     std::mutex mutex_;
-    std::vector<std::uint32_t> recorded_; // of each piece: the epoch of its records, for the account of bytes alone
-    std::atomic<std::uint32_t> epoch_{1}; // what records are of; a new one forgets them
+    std::vector<std::uint32_t> recorded_; // epoch of each piece's records; only for bytes_of()
+    std::atomic<std::uint32_t> epoch_{1}; // of new records; older records are invalid
 };
 
 } // namespace detail::cuda

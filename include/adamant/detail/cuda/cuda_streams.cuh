@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The streams of a CUDA device: what is enqueued in them, how far they are, and the first thing that failed.
+// stream_set: the streams of a CUDA device, the progress of their work, and the first failure.
 #pragma once
 
 #include <algorithm>
@@ -21,8 +21,8 @@
 ADAMANT_BEGIN_NAMESPACE
 namespace detail::cuda {
 
-// Thread-safe. Each stream has a lock of its own for what is enqueued there, because a copy of memory that is not
-// pinned may make its caller wait; the state that waiting needs has another, which is held only briefly.
+// Thread-safe. Each stream has its own mutex for enqueuing, because a copy of pageable memory may block its caller. The
+// state that waiting needs has another mutex, which is held only briefly.
 class stream_set {
 public:
     using clock = std::chrono::steady_clock;
@@ -32,9 +32,9 @@ public:
     {
         device_scope const scope(ordinal_);
         try {
-            for (queue& each : streams_) {
-                require(cudaStreamCreateWithFlags(&each.stream, cudaStreamNonBlocking), "cannot make a stream");
-                for (slot& s : each.ring) {
+            for (queue& q : streams_) {
+                require(cudaStreamCreateWithFlags(&q.stream, cudaStreamNonBlocking), "cannot make a stream");
+                for (slot& s : q.ring) {
                     require(cudaEventCreate(&s.begin), "cannot make an event");
                     require(cudaEventCreate(&s.end), "cannot make an event");
                 }
@@ -44,15 +44,15 @@ public:
             throw;
         }
     }
-    // Waits, to a limit, for what was enqueued: it may write to memory that is the caller's.
+    // Waits for enqueued work, up to a limit: it may write to the caller's memory.
     ~stream_set()
     {
         if (!in_this_process())
             return;
-        if (drain(clock::now() + std::chrono::seconds(10)) != drained::idle)
-            for (std::unique_ptr<host_call>& each : *calls_)
-                if (!each->done.load(std::memory_order_acquire))
-                    (void)each.release(); // for a device that goes on after all
+        if (drain(clock::now() + std::chrono::seconds(10)) != drain_result::idle)
+            for (std::unique_ptr<host_call>& q : *calls_)
+                if (!q->done.load(std::memory_order_acquire))
+                    (void)q.release(); // leaked, because the device may still call it
         device_scope const scope(ordinal_);
         destroy();
     }
@@ -61,154 +61,154 @@ public:
 
     [[nodiscard]] int ordinal() const noexcept { return ordinal_; }
     [[nodiscard]] std::string const& name() const noexcept { return name_; }
-    // CUDA does not survive a fork: a call of it could fail or hang, and locks may be held forever.
+    // CUDA does not survive a fork: its calls may fail or hang, and mutexes may be locked forever.
     [[nodiscard]] bool in_this_process() const noexcept { return calls_.in_this_process(); }
     // Throws unavailable in a forked child process.
     void check_process() const { require_process(calls_.process(), name_); }
     [[nodiscard]] bool failed() const
     {
         check_process();
-        std::lock_guard const lock(state_);
+        std::lock_guard const lock(state_mutex_);
         return !failure_.empty();
     }
 
-    // Has enqueue(stream) enqueue something in a stream and return CUDA's error, unless something has failed. It is
-    // called before this returns; its return value becomes the failure.
+    // Calls enqueue(stream), which enqueues work and returns CUDA's error, unless earlier work has failed. Records the
+    // error as the failure.
     template <class Enqueue>
-    void enqueue(device_stream in, operation const& what, Enqueue const& enqueue)
+    void enqueue(device_stream stream, operation const& op, Enqueue const& enqueue)
     {
         check_process();
-        queue& l = of(in);
+        queue& q = queue_of(stream);
         device_scope const scope(ordinal_);
-        std::lock_guard const order(l.order);
+        std::lock_guard const order(q.order);
         bool has_slot = false;
         {
-            std::lock_guard const lock(state_);
+            std::lock_guard const lock(state_mutex_);
             if (!failure_.empty())
                 return;
-            if (l.last - l.passed + 2 >= ring_size)
-                pass_finished(in);
-            has_slot = l.last - l.passed + 2 < ring_size;
+            if (q.last - q.completed + 2 >= ring_size)
+                retire_completed(stream);
+            has_slot = q.last - q.completed + 2 < ring_size;
             if (has_slot && failure_.empty()) {
-                slot& s = l.at(l.last + 1);
-                s.what = what;
-                // Right behind something that is not through, there is no need to measure when this begins.
-                s.own_begin = !l.adjoins || is_through(l.at(l.last).end);
-                if (s.own_begin)
-                    succeed(cudaEventRecord(s.begin, l.stream), what);
+                slot& s = q.slot_at(q.last + 1);
+                s.op = op;
+                // Directly after unfinished work, the begin need not be measured: it is the end of that work.
+                s.has_begin = !q.is_contiguous || is_complete(q.slot_at(q.last).end);
+                if (s.has_begin)
+                    check(cudaEventRecord(s.begin, q.stream), op);
             }
             if (!failure_.empty())
                 return;
         }
-        cudaError_t const error = enqueue(l.stream);
-        std::lock_guard const lock(state_);
-        l.dirty = true;
-        l.adjoins = false;
-        if (!succeed(error, what))
+        cudaError_t const error = enqueue(q.stream);
+        std::lock_guard const lock(state_mutex_);
+        q.has_unmarked_work = true;
+        q.is_contiguous = false;
+        if (!check(error, op))
             return;
-        if (!has_slot) { // so much is under way that it counts with what came before it
-            operation& before = l.at(l.last).what;
-            std::uint64_t const bytes = before.bytes + what.bytes;
-            before = what;
-            before.bytes = bytes;
+        if (!has_slot) { // the ring is full: count this operation with the one before it
+            operation& last_op = q.slot_at(q.last).op;
+            std::uint64_t const bytes = last_op.bytes + op.bytes;
+            last_op = op;
+            last_op.bytes = bytes;
         }
-        if (succeed(cudaEventRecord(l.at(l.last + (has_slot ? 1 : 0)).end, l.stream), what)) {
-            l.last += has_slot ? 1 : 0;
-            l.dirty = false;
-            l.adjoins = true;
+        if (check(cudaEventRecord(q.slot_at(q.last + (has_slot ? 1 : 0)).end, q.stream), op)) {
+            q.last += has_slot ? 1 : 0;
+            q.has_unmarked_work = false;
+            q.is_contiguous = true;
         }
     }
 
     // See device::call().
-    void call(device_stream in, std::function<void()> function)
+    void call(device_stream stream, std::function<void()> function)
     {
         check_process();
         auto node = std::make_unique<host_call>();
         node->function = std::move(function);
-        queue& l = of(in);
+        queue& q = queue_of(stream);
         device_scope const scope(ordinal_);
-        std::lock_guard const order(l.order);
-        std::lock_guard const lock(state_);
+        std::lock_guard const order(q.order);
+        std::lock_guard const lock(state_mutex_);
         if (!failure_.empty())
             return;
         while (!calls_->empty() && calls_->front()->done.load(std::memory_order_acquire))
             calls_->pop_front();
         calls_->push_back(std::move(node));
-        if (!succeed(cudaLaunchHostFunc(l.stream, &run_host_call, calls_->back().get()), {operation::call})) {
+        if (!check(cudaLaunchHostFunc(q.stream, &run_host_call, calls_->back().get()), {operation::call})) {
             calls_->pop_back();
             return;
         }
-        l.dirty = true;
-        l.adjoins = false;
+        q.has_unmarked_work = true;
+        q.is_contiguous = false;
     }
 
-    [[nodiscard]] device_event record_event(device_stream in)
+    [[nodiscard]] device_event record_event(device_stream stream)
     {
         check_process();
-        queue& l = of(in);
+        queue& q = queue_of(stream);
         device_scope const scope(ordinal_);
-        std::lock_guard const order(l.order);
-        std::lock_guard const lock(state_);
-        if (failure_.empty() && l.dirty) {
-            if (l.last - l.passed + 2 >= ring_size)
-                pass_finished(in);
-            bool const has_slot = l.last - l.passed + 2 < ring_size;
-            slot& s = l.at(l.last + (has_slot ? 1 : 0));
-            if (succeed(cudaEventRecord(s.end, l.stream), {})) {
+        std::lock_guard const order(q.order);
+        std::lock_guard const lock(state_mutex_);
+        if (failure_.empty() && q.has_unmarked_work) {
+            if (q.last - q.completed + 2 >= ring_size)
+                retire_completed(stream);
+            bool const has_slot = q.last - q.completed + 2 < ring_size;
+            slot& s = q.slot_at(q.last + (has_slot ? 1 : 0));
+            if (check(cudaEventRecord(s.end, q.stream), {})) {
                 if (has_slot) {
-                    s.what = {};
-                    s.own_begin = false;
-                    ++l.last;
+                    s.op = {};
+                    s.has_begin = false;
+                    ++q.last;
                 }
-                l.dirty = false;
+                q.has_unmarked_work = false;
             }
         }
-        return {in, l.last};
+        return {stream, q.last};
     }
-    void wait_event(device_stream in, device_event before)
+    void wait_event(device_stream stream, device_event event)
     {
         check_process();
-        if (in == before.stream)
+        if (stream == event.stream)
             return;
-        queue& l = of(in);
-        queue& other = of(before.stream);
+        queue& q = queue_of(stream);
+        queue& other = queue_of(event.stream);
         device_scope const scope(ordinal_);
-        std::lock_guard const order(l.order);
-        std::lock_guard const lock(state_);
-        if (!failure_.empty() || before.number <= other.passed)
+        std::lock_guard const order(q.order);
+        std::lock_guard const lock(state_mutex_);
+        if (!failure_.empty() || event.number <= other.completed)
             return;
-        // The event may be one recorded later in that stream: that is after the mark, too.
-        if (succeed(cudaStreamWaitEvent(l.stream, other.at(before.number).end, 0), {})) {
-            l.dirty = true;
-            l.adjoins = false;
+        // The slot may hold an event that was recorded later in that stream, which is after this event, too.
+        if (check(cudaStreamWaitEvent(q.stream, other.slot_at(event.number).end, 0), {})) {
+            q.has_unmarked_work = true;
+            q.is_contiguous = false;
         }
     }
-    void wait_event(device_stream in, cudaEvent_t before)
+    void wait_event(device_stream stream, cudaEvent_t event)
     {
         check_process();
-        queue& l = of(in);
+        queue& q = queue_of(stream);
         device_scope const scope(ordinal_);
-        std::lock_guard const order(l.order);
-        std::lock_guard const lock(state_);
-        if (failure_.empty() && succeed(cudaStreamWaitEvent(l.stream, before, 0), {})) {
-            l.dirty = true;
-            l.adjoins = false;
+        std::lock_guard const order(q.order);
+        std::lock_guard const lock(state_mutex_);
+        if (failure_.empty() && check(cudaStreamWaitEvent(q.stream, event, 0), {})) {
+            q.has_unmarked_work = true;
+            q.is_contiguous = false;
         }
     }
     // See device::wait_until().
-    [[nodiscard]] bool wait_until(device_event until, clock::time_point deadline)
+    [[nodiscard]] bool wait_until(device_event event, clock::time_point deadline)
     {
         check_process();
         clock::time_point const start = clock::now();
         for (;;) {
             {
                 device_scope const scope(ordinal_);
-                std::lock_guard const lock(state_);
+                std::lock_guard const lock(state_mutex_);
                 if (failure_.empty())
-                    pass_finished(until.stream);
-                if (failure_.empty() && of(until.stream).passed >= until.number) {
-                    for (device_stream const each : {device_stream::work, device_stream::up, device_stream::down})
-                        pass_finished(each); // whatever else is done by now
+                    retire_completed(event.stream);
+                if (failure_.empty() && queue_of(event.stream).completed >= event.number) {
+                    for (device_stream const stream : {device_stream::work, device_stream::up, device_stream::down})
+                        retire_completed(stream); // updates usage()
                     if (failure_.empty())
                         return true;
                 }
@@ -219,53 +219,53 @@ public:
                 return false;
         }
     }
-    // See device::reset(). What CUDA has been given, it does: it has begun.
+    // See device::reset(). Work that was passed to CUDA cannot be dropped.
     [[nodiscard]] bool reset(clock::time_point deadline) noexcept
     {
-        if (drain(deadline) != drained::idle)
+        if (drain(deadline) != drain_result::idle)
             return false;
-        std::lock_guard const lock(state_);
-        for (queue& l : streams_) // those whose event could not be recorded have finished, too
-            l.dirty = l.adjoins = false;
+        std::lock_guard const lock(state_mutex_);
+        for (queue& q : streams_) // work whose event could not be recorded has finished, too
+            q.has_unmarked_work = q.is_contiguous = false;
         failure_.clear();
         calls_->clear();
         return true;
     }
-    enum class drained : std::uint8_t {
+    enum class drain_result : std::uint8_t {
         idle, // all streams have finished
-        busy, // not by the deadline
-        dead, // the device has failed for good, and does nothing any more
+        busy, // some streams have not finished by the deadline
+        dead, // the device has failed permanently
     };
     // Waits until all streams have finished, whether or not something has failed.
-    [[nodiscard]] drained drain(clock::time_point deadline) noexcept
+    [[nodiscard]] drain_result drain(clock::time_point deadline) noexcept
     {
         if (!in_this_process())
-            return drained::dead;
+            return drain_result::dead;
         clock::time_point const start = clock::now();
         for (;;) {
             bool idle = true;
             {
                 device_scope const scope(ordinal_);
-                std::lock_guard const lock(state_);
-                for (queue& each : streams_) {
-                    cudaError_t const found = cudaStreamQuery(each.stream);
+                std::lock_guard const lock(state_mutex_);
+                for (queue& q : streams_) {
+                    cudaError_t const status = cudaStreamQuery(q.stream);
                     (void)cudaGetLastError();
-                    if (found != cudaSuccess && found != cudaErrorNotReady)
-                        return drained::dead;
-                    idle = idle && found == cudaSuccess;
+                    if (status != cudaSuccess && status != cudaErrorNotReady)
+                        return drain_result::dead;
+                    idle = idle && status == cudaSuccess;
                 }
             }
             if (idle)
-                return drained::idle;
+                return drain_result::idle;
             if (!pause(start, deadline))
-                return drained::busy;
+                return drain_result::busy;
         }
     }
 
     [[nodiscard]] device_usage usage() const
     {
         check_process();
-        std::lock_guard const lock(state_);
+        std::lock_guard const lock(state_mutex_);
         device_usage result;
         for (std::size_t i = 0; i < device_streams; ++i) {
             result.busy_s[i] = streams_[i].busy_s;
@@ -275,27 +275,27 @@ public:
     }
 
 private:
-    // Operations in flight in a stream that are measured one by one.
+    // Number of operations in flight in a stream that are measured separately.
     static constexpr std::uint64_t ring_size = 512;
 
     struct slot {
         cudaEvent_t begin = nullptr;
         cudaEvent_t end = nullptr;
-        bool own_begin = false; // else it begins where the slot before it ends
-        operation what;
+        bool has_begin = false; // false: begins at the end of the previous slot
+        operation op;
     };
     struct queue {
-        std::mutex order; // before state_, where both are held
+        std::mutex order; // for enqueuing; locked before state_mutex_
         cudaStream_t stream = nullptr;
-        std::uint64_t last = 0;   // number of the last slot; they count from 1
-        std::uint64_t passed = 0; // that far it is known to be through
-        bool dirty = false;       // there is something behind the last slot
-        bool adjoins = false;     // the next thing comes right behind the last slot
+        std::uint64_t last = 0;         // number of the last slot; slots count from 1
+        std::uint64_t completed = 0;    // number of the last slot that is known to be complete
+        bool has_unmarked_work = false; // work after the last slot's event
+        bool is_contiguous = false;     // the next operation follows the last slot directly
         double busy_s = 0;
         std::uint64_t bytes = 0;
         slot ring[ring_size];
-        // Slots that have not been passed, and the one before them, keep their events.
-        [[nodiscard]] slot& at(std::uint64_t number) noexcept { return ring[number % ring_size]; }
+        // Slots that are not complete, and the one before them, keep their events.
+        [[nodiscard]] slot& slot_at(std::uint64_t number) noexcept { return ring[number % ring_size]; }
     };
     struct host_call {
         std::function<void()> function;
@@ -309,64 +309,64 @@ private:
         node->done.store(true, std::memory_order_release);
     }
 
-    [[nodiscard]] queue& of(device_stream which) noexcept { return streams_[static_cast<std::size_t>(which)]; }
+    [[nodiscard]] queue& queue_of(device_stream stream) noexcept { return streams_[static_cast<std::size_t>(stream)]; }
 
-    void require(cudaError_t error, char const* what) const
+    void require(cudaError_t error, char const* problem) const
     {
         if (error != cudaSuccess) {
             (void)cudaGetLastError();
-            throw_device_error({name_, " ", what, ": ", cudaGetErrorString(error)});
+            throw_device_error({name_, " ", problem, ": ", cudaGetErrorString(error)});
         }
     }
-    // Under state_, as all that follow. Keeps the first failure.
-    bool succeed(cudaError_t error, operation const& what)
+    // Returns whether the call succeeded. Records the first failure. This and all later functions need state_mutex_.
+    bool check(cudaError_t error, operation const& op)
     {
         if (error == cudaSuccess)
             return true;
-        (void)cudaGetLastError(); // reported here, and not to the next caller that asks
+        (void)cudaGetLastError(); // clears the error, so that the program's next check does not see it
         if (failure_.empty())
-            failure_ =
-                text_of({"adamant: ", name_, " has failed at the ", what.text(), ": ", cudaGetErrorString(error)});
+            failure_ = text_of({"adamant: ", name_, " has failed at the ", op.text(), ": ", cudaGetErrorString(error)});
         return false;
     }
-    // Failures of what was enqueued come to light anywhere: what they can have been is what had not been passed.
-    void fail_under_way(cudaError_t error)
+    // Records a failure of enqueued work, which any later call may return. Names the candidates: the first unfinished
+    // operation of each stream.
+    void record_async_failure(cudaError_t error)
     {
         (void)cudaGetLastError();
         if (!failure_.empty())
             return;
-        std::string at;
-        for (queue& l : streams_)
-            if (l.passed < l.last)
-                at += (at.empty() ? "the " : " or the ") + l.at(l.passed + 1).what.text();
+        std::string candidates;
+        for (queue& q : streams_)
+            if (q.completed < q.last)
+                candidates += (candidates.empty() ? "the " : " or the ") + q.slot_at(q.completed + 1).op.text();
         failure_ = "adamant: " + name_ + " has failed: " + cudaGetErrorString(error) +
-                   (at.empty() ? "" : "; it was at the " + at.substr(4));
+                   (candidates.empty() ? "" : "; it was at the " + candidates.substr(4));
     }
-    [[nodiscard]] bool is_through(cudaEvent_t event)
+    [[nodiscard]] bool is_complete(cudaEvent_t event)
     {
-        cudaError_t const found = cudaEventQuery(event);
-        if (found == cudaErrorNotReady)
-            (void)cudaGetLastError(); // no error, and not for the program to find as one
-        else if (found != cudaSuccess)
-            fail_under_way(found);
-        return found == cudaSuccess;
+        cudaError_t const status = cudaEventQuery(event);
+        if (status == cudaErrorNotReady)
+            (void)cudaGetLastError(); // not an error, so the program must not see it
+        else if (status != cudaSuccess)
+            record_async_failure(status);
+        return status == cudaSuccess;
     }
-    void pass_finished(device_stream which)
+    void retire_completed(device_stream stream)
     {
-        queue& l = of(which);
-        while (l.passed < l.last && is_through(l.at(l.passed + 1).end)) {
-            slot const& s = l.at(l.passed + 1);
-            if (s.what.what != operation::nothing) {
+        queue& q = queue_of(stream);
+        while (q.completed < q.last && is_complete(q.slot_at(q.completed + 1).end)) {
+            slot const& s = q.slot_at(q.completed + 1);
+            if (s.op.type != operation::nothing) {
                 float ms = 0;
-                if (!succeed(cudaEventElapsedTime(&ms, s.own_begin ? s.begin : l.at(l.passed).end, s.end), s.what))
+                if (!check(cudaEventElapsedTime(&ms, s.has_begin ? s.begin : q.slot_at(q.completed).end, s.end), s.op))
                     return;
-                l.busy_s += static_cast<double>(ms) * 1e-3;
-                l.bytes += s.what.bytes;
+                q.busy_s += static_cast<double>(ms) * 1e-3;
+                q.bytes += s.op.bytes;
             }
-            ++l.passed;
+            ++q.completed;
         }
     }
-    // Between two looks; false where the deadline has come.
+    // Waits between two queries. Returns whether the deadline has not passed.
     static bool pause(clock::time_point start, clock::time_point deadline)
     {
         clock::time_point const now = clock::now();
@@ -381,20 +381,20 @@ private:
     }
     void destroy() noexcept
     {
-        for (queue& each : streams_) {
-            for (slot& s : each.ring)
+        for (queue& q : streams_) {
+            for (slot& s : q.ring)
                 for (cudaEvent_t const event : {s.begin, s.end})
                     if (event != nullptr)
                         (void)cudaEventDestroy(event);
-            if (each.stream != nullptr)
-                (void)cudaStreamDestroy(each.stream);
+            if (q.stream != nullptr)
+                (void)cudaStreamDestroy(q.stream);
         }
         (void)cudaGetLastError();
     }
 
     int ordinal_;
     std::string name_;
-    mutable std::mutex state_; // of all that follows, but for what a stream's own lock orders
+    mutable std::mutex state_mutex_; // guards all later members, except the order of enqueuing
     std::string failure_;
     process_bound<std::deque<std::unique_ptr<host_call>>> calls_;
     queue streams_[device_streams];

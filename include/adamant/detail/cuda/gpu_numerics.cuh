@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The reference implementation's arithmetic on a GPU, operation for operation: see reference.hpp, dtype.hpp. Every
-// operation is an intrinsic with a rounding of its own, so that no flag contracts, estimates or flushes it otherwise.
-// Device functions; none has a state.
+// The reference implementation's arithmetic as device functions, operation for operation: see reference.hpp, dtype.hpp.
+// Every operation is an intrinsic with defined rounding, so that no flag contracts, approximates or flushes it.
 #pragma once
 
 #include <cstdint>
@@ -31,7 +30,7 @@ namespace detail::cuda {
     return block_sum >= norm_safe_from && block_sum < static_cast<double>(infinity());
 }
 
-// See adamant::flush(). Times zero: a zero of x's sign, in one instruction.
+// See adamant::flush(). The product with 0 is a zero of x's sign, in one instruction.
 [[nodiscard]] __device__ inline float flush(float x)
 {
     return fabsf(x) <= 0x1p-126f ? __fmul_rn(x, 0.0f) : x;
@@ -45,13 +44,13 @@ namespace detail::cuda {
 {
     return __uint_as_float(bits << 16);
 }
-// A NaN may become another one: each is made canonical before it is stored.
+// May change the payload of a NaN, but every NaN is made canonical before it is stored.
 [[nodiscard]] __device__ inline float widen_float16(std::uint32_t bits)
 {
     return __half2float(__ushort_as_half(static_cast<unsigned short>(bits)));
 }
 
-// reference::stored() of what flush() and canonical() have returned, as bits.
+// Bits of reference::stored(). x must be a result of flush() and canonical().
 [[nodiscard]] __device__ inline std::uint32_t stored_bfloat16(float x)
 {
     std::uint32_t const bits = __float_as_uint(x);
@@ -64,7 +63,7 @@ namespace detail::cuda {
     return (bits & 0x7fffu) > 0x7c00u ? 0x7e00u : bits;
 }
 
-// stochastically_rounded() of what flush() and canonical() have returned, as bits.
+// Bits of stochastically_rounded(). x must be a result of flush() and canonical().
 [[nodiscard]] __device__ inline std::uint32_t stored_stochastically(float x, std::uint32_t random)
 {
     if (!is_finite(x))
@@ -75,8 +74,7 @@ namespace detail::cuda {
     return (rounded & 0x7fffu) <= 0x0080u ? rounded & 0x8000u : rounded;
 }
 
-// reference::update(). Of its flushes that of the square root is left out, which is none: what is not zero is 2^-63 or
-// more.
+// reference::update(), without the flush of the square root, which never changes it: a nonzero root is 2^-63 or more.
 [[nodiscard]] __device__ inline reference::element update(reference::element old, float grad, coefficients const& c)
 {
     float const p = flush(old.param);
@@ -105,7 +103,7 @@ namespace detail::cuda {
     return fabsf(g) > bound ? copysignf(bound, g) : canonical(g);
 }
 
-// Four elements of an array as they lie in memory; those of 16 bits are in the first two words.
+// Four elements of an array in their format in memory. 16-bit elements are in the first two words.
 struct raw_group {
     std::uint32_t word[4];
 };
@@ -120,60 +118,60 @@ struct float_group {
     return type == dtype::float32;
 }
 
-// Elements [at, at + count) of an array that begins at a multiple of 16 bytes; `at` is a multiple of four, and what
-// count leaves of four is zero.
-[[nodiscard]] __device__ inline raw_group load_group(void const* array, std::size_t at, unsigned count, dtype type)
+// Loads elements [begin, begin + count) of an array that is aligned to 16 bytes. begin is a multiple of 4. The other
+// elements of the group are zero.
+[[nodiscard]] __device__ inline raw_group load_group(void const* array, std::size_t begin, unsigned count, dtype type)
 {
     ADAMANT_GPU_IS_GLOBAL(array);
     raw_group raw = {{0, 0, 0, 0}};
     if (is_wide(type)) {
-        auto const* const from = static_cast<std::uint32_t const*>(array) + at;
+        auto const* const src = static_cast<std::uint32_t const*>(array) + begin;
         if (count == group_elems) {
-            uint4 const all = *reinterpret_cast<uint4 const*>(from);
+            uint4 const all = *reinterpret_cast<uint4 const*>(src);
             raw = {{all.x, all.y, all.z, all.w}};
         } else {
             ADAMANT_GPU_UNROLL(4)
             for (unsigned k = 0; k < group_elems; ++k)
                 if (k < count)
-                    raw.word[k] = from[k];
+                    raw.word[k] = src[k];
         }
     } else {
-        auto const* const from = static_cast<std::uint16_t const*>(array) + at;
+        auto const* const src = static_cast<std::uint16_t const*>(array) + begin;
         if (count == group_elems) {
-            uint2 const all = *reinterpret_cast<uint2 const*>(from);
+            uint2 const all = *reinterpret_cast<uint2 const*>(src);
             raw.word[0] = all.x;
             raw.word[1] = all.y;
         } else {
             ADAMANT_GPU_UNROLL(4)
             for (unsigned k = 0; k < group_elems; ++k)
                 if (k < count)
-                    raw.word[k / 2] |= static_cast<std::uint32_t>(from[k]) << (k % 2 * 16);
+                    raw.word[k / 2] |= static_cast<std::uint32_t>(src[k]) << (k % 2 * 16);
         }
     }
     return raw;
 }
-__device__ inline void store_group(void* array, std::size_t at, unsigned count, dtype type, raw_group const& raw)
+__device__ inline void store_group(void* array, std::size_t begin, unsigned count, dtype type, raw_group const& raw)
 {
     ADAMANT_GPU_IS_GLOBAL(array);
     if (is_wide(type)) {
-        auto* const to = static_cast<std::uint32_t*>(array) + at;
+        auto* const dst = static_cast<std::uint32_t*>(array) + begin;
         if (count == group_elems) {
-            *reinterpret_cast<uint4*>(to) = make_uint4(raw.word[0], raw.word[1], raw.word[2], raw.word[3]);
+            *reinterpret_cast<uint4*>(dst) = make_uint4(raw.word[0], raw.word[1], raw.word[2], raw.word[3]);
         } else {
             ADAMANT_GPU_UNROLL(4)
             for (unsigned k = 0; k < group_elems; ++k)
                 if (k < count)
-                    to[k] = raw.word[k];
+                    dst[k] = raw.word[k];
         }
     } else {
-        auto* const to = static_cast<std::uint16_t*>(array) + at;
+        auto* const dst = static_cast<std::uint16_t*>(array) + begin;
         if (count == group_elems) {
-            *reinterpret_cast<uint2*>(to) = make_uint2(raw.word[0], raw.word[1]);
+            *reinterpret_cast<uint2*>(dst) = make_uint2(raw.word[0], raw.word[1]);
         } else {
             ADAMANT_GPU_UNROLL(4)
             for (unsigned k = 0; k < group_elems; ++k)
                 if (k < count)
-                    to[k] = static_cast<std::uint16_t>(raw.word[k / 2] >> (k % 2 * 16) & 0xffffu);
+                    dst[k] = static_cast<std::uint16_t>(raw.word[k / 2] >> (k % 2 * 16) & 0xffffu);
         }
     }
 }
@@ -190,7 +188,7 @@ __device__ inline void store_group(void* array, std::size_t at, unsigned count, 
     }
     return result;
 }
-// joined_master() and split_master() of what canonical() has returned.
+// joined_master() and split_master() of results of canonical().
 [[nodiscard]] __device__ inline float_group joined_group(raw_group const& weight, raw_group const& low)
 {
     float_group result;
@@ -202,27 +200,28 @@ __device__ inline void store_group(void* array, std::size_t at, unsigned count, 
     }
     return result;
 }
-__device__ inline void split_group(float_group const& of, raw_group& weight, raw_group& low)
+__device__ inline void split_group(float_group const& values, raw_group& weight, raw_group& low)
 {
     weight = low = {{0, 0, 0, 0}};
     ADAMANT_GPU_UNROLL(4)
     for (unsigned k = 0; k < group_elems; ++k) {
-        std::uint32_t const bits = __float_as_uint(of.value[k]);
+        std::uint32_t const bits = __float_as_uint(values.value[k]);
         weight.word[k / 2] |= (bits + 0x8000u) >> 16 << (k % 2 * 16);
         low.word[k / 2] |= (bits & 0xffffu) << (k % 2 * 16);
     }
 }
-// As reference::stored() does, of what flush() and canonical() have returned.
-[[nodiscard]] __device__ inline raw_group stored_group(float_group const& of, dtype type)
+// reference::stored() of results of flush() and canonical().
+[[nodiscard]] __device__ inline raw_group stored_group(float_group const& values, dtype type)
 {
     raw_group raw = {{0, 0, 0, 0}};
     ADAMANT_GPU_UNROLL(4)
     for (unsigned k = 0; k < group_elems; ++k) {
         if (type == dtype::float32)
-            raw.word[k] = __float_as_uint(of.value[k]);
+            raw.word[k] = __float_as_uint(values.value[k]);
         else
-            raw.word[k / 2] |= (type == dtype::bfloat16 ? stored_bfloat16(of.value[k]) : stored_float16(of.value[k]))
-                               << (k % 2 * 16);
+            raw.word[k / 2] |=
+                (type == dtype::bfloat16 ? stored_bfloat16(values.value[k]) : stored_float16(values.value[k]))
+                << (k % 2 * 16);
     }
     return raw;
 }

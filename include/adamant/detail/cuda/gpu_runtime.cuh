@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Where the GPU code gets its runtime and its intrinsics from. It uses CUDA's names throughout. To compile it for
-// something else (HIP; the tests' imitation on the host) names a header in ADAMANT_GPU_RUNTIME that defines those
-// names, ADAMANT_GPU_LAUNCH among them where cudaLaunchKernel() would not do.
+// Runtime and intrinsics of the GPU code, which uses CUDA's names. For another runtime (HIP, or the tests' emulation on
+// the host) ADAMANT_GPU_RUNTIME names a header that defines these names, and ADAMANT_GPU_LAUNCH if cudaLaunchKernel()
+// is not suitable.
 #pragma once
 
 #if defined(ADAMANT_GPU_RUNTIME)
@@ -20,13 +20,13 @@
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 700
 #error "adamant's GPU headers need compute capability 7.0 or newer: compile with -arch=sm_70 or a newer one"
 #endif
-// nvcc has no macro for --use_fast_math, --ftz or --prec-div; cuda_device finds those out when it is made. The host
-// compiler's flags are refused where all are, in detail/core/abi.hpp.
+// nvcc has no macro for --use_fast_math, --ftz or --prec-div; the constructor of cuda_device detects them.
+// detail/core/requirements.hpp refuses the host compiler's flags.
 #if defined(__CLANG_CUDA_APPROX_TRANSCENDENTALS__)
 #error "adamant refuses -ffast-math for device code, too: it would change the bits of a step"
 #endif
 
-// How often a loop of device code is unrolled.
+// Unrolls a loop of device code.
 #define ADAMANT_GPU_PRAGMA(text) _Pragma(#text)
 #if defined(__CUDACC__) || defined(__HIPCC__) || defined(__clang__)
 #define ADAMANT_GPU_UNROLL(times) ADAMANT_GPU_PRAGMA(unroll times)
@@ -34,14 +34,14 @@
 #define ADAMANT_GPU_UNROLL(times) ADAMANT_GPU_PRAGMA(GCC unroll times)
 #endif
 
-// What points to global memory, for loads that need not find that out.
+// Tells the compiler that an address is in global memory, so that loads need not check it.
 #if defined(__CUDA_ARCH__)
 #define ADAMANT_GPU_IS_GLOBAL(address) __builtin_assume(__isGlobal(address))
 #else
 #define ADAMANT_GPU_IS_GLOBAL(address) static_cast<void>(address)
 #endif
 
-// nvcc does not know GCC's pragmas, and says so at each of them.
+// nvcc does not know GCC's pragmas and warns at each of them.
 #if defined(__NVCC__)
 #pragma nv_diagnostic push
 #pragma nv_diag_suppress 1675
@@ -51,8 +51,8 @@
 #pragma nv_diagnostic pop
 #endif
 
-// Launches kernel(arguments...) in a stream; it returns the error of this launch only. The types
-// of the arguments are the kernel's.
+// Launches kernel(arguments...) in a stream and returns the error of this launch only. The types of the arguments are
+// the kernel's.
 #if !defined(ADAMANT_GPU_LAUNCH)
 #define ADAMANT_GPU_LAUNCH(kernel, grid, block, stream, ...)                                                           \
     (::adamant::detail::launch_on_gpu)((kernel), (grid), (block), (stream), __VA_ARGS__)

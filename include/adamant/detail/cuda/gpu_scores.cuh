@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The scores of a gradient's columns, and its largest magnitude: the kernels of column_scoring. No thread waits for
-// another, and none adds to what another has written, so results need not be cleared.
+// Kernels of column_scoring: the scores of a gradient's columns, and its largest magnitude. Every result is written
+// once by one thread, so results need not be cleared.
 #pragma once
 
 #include <cstddef>
@@ -41,73 +41,75 @@ inline constexpr unsigned score_threads = 256;
     return __float_as_uint(__fmaf_rn(scaled, squares ? scaled : scale, column_score_zero)) - column_score_zero_bits;
 }
 
-// A thread has one column of a range of rows; neighbours have neighbouring columns.
-__global__ void __launch_bounds__(score_threads) score_columns_kernel(__grid_constant__ score_launch const of)
+// A thread has one column of a range of rows. Adjacent threads have adjacent columns.
+__global__ void __launch_bounds__(score_threads) score_columns_kernel(__grid_constant__ score_launch const args)
 {
-    std::uint64_t const tiles = (of.columns + score_threads - 1) / score_threads;
+    std::uint64_t const tiles = (args.columns + score_threads - 1) / score_threads;
     std::uint64_t const column = blockIdx.x % tiles * score_threads + threadIdx.x;
     std::uint64_t const first = blockIdx.x / tiles * column_score_rows;
-    std::uint64_t const end = first + column_score_rows < of.rows ? first + column_score_rows : of.rows;
-    if (column >= of.columns)
+    std::uint64_t const end = first + column_score_rows < args.rows ? first + column_score_rows : args.rows;
+    if (column >= args.columns)
         return;
     std::uint32_t sum = 0;
     for (std::uint64_t row = first; row < end; ++row)
-        sum += column_score_of(gradient_at(of.grad, row * of.columns + column, of.type), of.scale, of.squares);
-    of.result[blockIdx.x / tiles * of.columns + column] = sum;
+        sum +=
+            column_score_of(gradient_at(args.grad, row * args.columns + column, args.type), args.scale, args.squares);
+    args.result[blockIdx.x / tiles * args.columns + column] = sum;
 }
 
 // A thread block has one piece.
-__global__ void __launch_bounds__(score_threads) find_largest_kernel(__grid_constant__ score_launch const of)
+__global__ void __launch_bounds__(score_threads) find_largest_kernel(__grid_constant__ score_launch const args)
 {
     __shared__ std::uint32_t largest[score_threads];
-    std::uint64_t const n = of.rows * of.columns;
+    std::uint64_t const n = args.rows * args.columns;
     std::uint64_t const first = blockIdx.x * std::uint64_t{column_scoring::piece_elems};
     std::uint64_t const end = first + column_scoring::piece_elems < n ? first + column_scoring::piece_elems : n;
-    std::uint32_t own = 0;
+    std::uint32_t thread_largest = 0;
     for (std::uint64_t i = first + threadIdx.x; i < end; i += score_threads) {
-        float const g = fabsf(gradient_at(of.grad, i, of.type));
+        float const g = fabsf(gradient_at(args.grad, i, args.type));
         std::uint32_t const bits = is_finite(g) ? __float_as_uint(g) : 0;
-        own = own < bits ? bits : own;
+        thread_largest = thread_largest < bits ? bits : thread_largest;
     }
-    largest[threadIdx.x] = own;
+    largest[threadIdx.x] = thread_largest;
     __syncthreads();
     if (threadIdx.x != 0)
         return;
     for (unsigned k = 1; k < score_threads; ++k)
-        own = own < largest[k] ? largest[k] : own;
-    of.result[blockIdx.x] = own;
+        thread_largest = thread_largest < largest[k] ? largest[k] : thread_largest;
+    args.result[blockIdx.x] = thread_largest;
 }
 
-[[nodiscard]] inline score_launch launch_of(column_scoring const& what)
+[[nodiscard]] inline score_launch launch_of(column_scoring const& scoring)
 {
-    return {address_of(what.grad),
-            static_cast<std::uint32_t*>(address_of(what.result)),
-            what.rows,
-            what.columns,
-            what.scale,
-            what.type,
-            what.kind == column_score::square};
+    return {address_of(scoring.grad),
+            static_cast<std::uint32_t*>(address_of(scoring.result)),
+            scoring.rows,
+            scoring.columns,
+            scoring.scale,
+            scoring.type,
+            scoring.kind == column_score::square};
 }
-inline void find_largest(stream_set& on, column_scoring const& what)
+inline void find_largest(stream_set& streams, column_scoring const& scoring)
 {
-    if (what.bytes() == 0)
+    if (scoring.bytes() == 0)
         return;
-    on.enqueue(device_stream::work, {operation::largest, {}, what.rows * what.columns, what.bytes()},
-               [=](cudaStream_t stream) {
-                   return ADAMANT_GPU_LAUNCH(find_largest_kernel, static_cast<unsigned>(what.largest_pieces()),
-                                             score_threads, stream, launch_of(what));
-               });
+    streams.enqueue(device_stream::work, {operation::largest, {}, scoring.rows * scoring.columns, scoring.bytes()},
+                    [=](cudaStream_t stream) {
+                        return ADAMANT_GPU_LAUNCH(find_largest_kernel, static_cast<unsigned>(scoring.largest_pieces()),
+                                                  score_threads, stream, launch_of(scoring));
+                    });
 }
-inline void score_columns(stream_set& on, column_scoring const& what)
+inline void score_columns(stream_set& streams, column_scoring const& scoring)
 {
-    if (what.bytes() == 0)
+    if (scoring.bytes() == 0)
         return;
-    std::size_t const tiles = (what.columns + score_threads - 1) / score_threads;
-    std::size_t const chunks = what.scores() / what.columns;
-    on.enqueue(device_stream::work, {operation::scores, {}, what.columns, what.bytes()}, [=](cudaStream_t stream) {
-        return ADAMANT_GPU_LAUNCH(score_columns_kernel, static_cast<unsigned>(tiles * chunks), score_threads, stream,
-                                  launch_of(what));
-    });
+    std::size_t const tiles = (scoring.columns + score_threads - 1) / score_threads;
+    std::size_t const chunks = scoring.scores() / scoring.columns;
+    streams.enqueue(device_stream::work, {operation::scores, {}, scoring.columns, scoring.bytes()},
+                    [=](cudaStream_t stream) {
+                        return ADAMANT_GPU_LAUNCH(score_columns_kernel, static_cast<unsigned>(tiles * chunks),
+                                                  score_threads, stream, launch_of(scoring));
+                    });
 }
 
 } // namespace detail::cuda
