@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The interface of a device, and which shards it gets.
+// Interface of a device (GPU), and the placement of shards on CPU and device.
 #pragma once
 
 #include <atomic>
@@ -17,13 +17,13 @@
 #include <adamant/detail/numerics/column_score.hpp>
 #include <adamant/detail/shard/block_pass.hpp>
 
-// The pieces of shards that the CPU and the device update. Plain data.
+// Placement of shards on CPU and device. Plain data.
 
 ADAMANT_BEGIN_NAMESPACE
 
 enum class backend_kind : std::uint8_t { cpu, device };
 
-/// Elements [begin, begin + elems) of one shard. begin is a multiple of norm_block_elems, so that no cut changes a sum.
+/// Elements [begin, begin + elems) of one shard. begin is a multiple of norm_block_elems, so that cuts change no sum.
 struct shard_piece {
     std::size_t shard; ///< index of the shard
     std::size_t begin; ///< first element of the piece in the shard
@@ -33,41 +33,41 @@ struct shard_piece {
     friend bool operator==(shard_piece const&, shard_piece const&) = default;
 };
 
-/// Every element of every shard, once: pieces in the order of shards and elements. Shards without elements have none.
+/// Pieces that cover every element of every shard once, in order. Shards without elements have no piece.
 struct placement {
     std::vector<shard_piece> pieces; ///< pieces in the order of shards
     std::size_t cpu_elems = 0;       ///< elements that the CPU updates
     std::size_t device_elems = 0;    ///< elements that the device updates
     double ratio_asked = 1;          ///< the ratio that was requested
-    /// A memory limit did not allow the requested ratio, and this is the nearest that it allows. Not set where a limit
-    /// only excluded the nearest cut or set of shards; compare ratio() with ratio_asked for that.
+    /// Whether a memory limit did not allow the requested ratio; the placement is then the nearest allowed one. Not set
+    /// if a limit only excluded the nearest cut or set of shards; compare ratio() with ratio_asked for that.
     bool limited = false;
-    /// No other placement of this kind, in this order and within the limits, is nearer to the ratio. False only for
-    /// whole shards with sizes so different that not all of their sums could be searched; then the placement is a near
-    /// one.
+    /// Whether no other placement of this kind, in this order and within the limits, is nearer to the ratio. False only
+    /// for whole shards with sizes so different that the search could not try all of their sums; the placement is then
+    /// only near.
     bool nearest = true;
 
-    /// The share of elements that the CPU has; 1 where there are none.
+    /// Returns the CPU's share of the elements; 1 without elements.
     [[nodiscard]] double ratio() const noexcept;
     /// Compares all members.
     friend bool operator==(placement const&, placement const&) = default;
 };
 
-/// Throws invalid_argument unless the placement gives each element of shards of these sizes one side, in order, with
-/// cuts at multiples of norm_block_elems, and counts them correctly.
-void validate(placement const& of, std::vector<std::size_t> const& sizes);
+/// Throws invalid_argument unless the pieces cover each element of shards of these sizes once, in order, with cuts at
+/// multiples of norm_block_elems, and the placement counts them correctly.
+void validate(placement const& candidate, std::vector<std::size_t> const& sizes);
 
 namespace detail {
 
-// Call it in the order of pieces. Empty pieces are left out.
-void append_piece(placement& to, std::size_t shard, std::size_t begin, std::size_t elems, backend_kind on);
+// Call it in the order of pieces. Skips empty pieces.
+void append_piece(placement& target, std::size_t shard, std::size_t begin, std::size_t elems, backend_kind kind);
 
 } // namespace detail
 
-// What a device must be able to do to take a part of an optimizer's shards: memory of its own, copies both ways, and
-// the passes of a step over blocks. Everything is enqueued; waiting reports failures.
+// The interface of a device that holds a part of an optimizer's shards: memory, copies in both directions, and the
+// passes of a step over blocks. All work is enqueued; waiting reports failures.
 
-/// An address in a device's memory, which the host must not read. With CUDA it is the pointer itself.
+/// An address in a device's memory. The host must not dereference it. With CUDA it is the pointer itself.
 struct device_ptr {
     std::uint64_t address = 0; ///< address on the device
     /// Whether it points to memory.
@@ -78,20 +78,20 @@ struct device_ptr {
     friend bool operator==(device_ptr, device_ptr) = default;
 };
 
-/// The queues of a device. Each works in the order in which it was given work; different queues work at the same time.
+/// The streams of a device. Each runs its work in order; different streams run concurrently.
 enum class device_stream : std::uint8_t {
     work, ///< passes
     up,   ///< copies from the host
-    down, ///< copies to it
+    down, ///< copies to the host
 };
 inline constexpr std::size_t device_streams = 3;
-[[nodiscard]] constexpr char const* name(device_stream of) noexcept
+[[nodiscard]] constexpr char const* name(device_stream stream) noexcept
 {
     constexpr char const* names[] = {"work", "up", "down"};
-    return names[static_cast<std::size_t>(of)];
+    return names[static_cast<std::size_t>(stream)];
 }
 
-/// Everything that had been enqueued in a stream at some point.
+/// A point in a stream, after all work that was enqueued before it was recorded.
 struct device_event {
     device_stream stream = device_stream::work; ///< the stream
     std::uint64_t number = 0;                   ///< position in the stream
@@ -103,66 +103,68 @@ struct device_memory {
     std::size_t free_bytes = 0;  ///< free now
 };
 
-/// The streams' work since the device was made.
+/// The streams' work since the device was created.
 struct device_usage {
     double busy_s[device_streams] = {};       ///< seconds that each stream was busy
-    std::uint64_t bytes[device_streams] = {}; ///< copied; of work, read and written
+    std::uint64_t bytes[device_streams] = {}; ///< bytes copied; in the stream work, bytes read and written
 };
 
-/// Consecutive elements of a shard that lie on a device, from a multiple of norm_block_elems on. Every array begins at
-/// a multiple of 16 bytes.
+/// Consecutive elements of a shard on a device, beginning at a multiple of norm_block_elems. Every array is aligned to
+/// 16 bytes.
 struct device_piece {
-    /// As shard_array names them. weight_out and accumulator may be null.
+    /// Arrays by shard_array. weight_out and accumulator may be null.
     device_ptr arrays[6];
     dtype types[6] = {};                  ///< element types by shard_array
     std::size_t elems = 0;                ///< number of elements
     std::size_t group = 0;                ///< parameter group
-    place_in_param place = {};            ///< of its first element
-    shard_format const* format = nullptr; ///< with the host's kernels for these types
-    /// Number of norm blocks.
+    place_in_param place = {};            ///< position of the first element in its param
+    shard_format const* format = nullptr; ///< format of the shard, with the host's kernels
+    /// Returns the number of norm blocks.
     [[nodiscard]] std::size_t blocks() const noexcept;
 };
 
-/// For a shard whose gradient is made on a device and whose weights are needed there: the caller's arrays, of the
-/// shard's size and types, in that device's memory. The CPU's part then passes through the shard's own arrays, which
-/// are best in pinned memory. Without device_arrays, gradients and weights are in host memory, as for a CPU alone.
+/// The caller's gradient and weights of a shard in device memory, of the shard's size and types.
+///
+/// For a shard whose gradient is made on the device and whose weights are needed there. The CPU's part is copied
+/// through the shard's host arrays, which should be in pinned memory. Without device_arrays, gradients and weights are
+/// in host memory.
 struct device_arrays {
     device_ptr grad;       ///< the gradient on the device
-    device_ptr weight_out; ///< null for a shard without
+    device_ptr weight_out; ///< null for a shard without weight_out
 };
 
-/// Columns of a matrix that lies by rows, and the same columns one after another. All in the device's memory.
+/// A copy between listed columns of a row-major matrix and a column-major array, both in device memory.
 struct column_copy {
     device_ptr by_rows;         ///< rows * columns elements
-    device_ptr by_columns;      ///< element r of listed column i is number i * pitch + r; or list[i] * pitch + r
-    bool own_places = false;    ///< the latter
+    device_ptr by_columns;      ///< row r of listed column i is at i * pitch + r, or at list[i] * pitch + r
+    bool own_places = false;    ///< whether columns are at list[i] * pitch
     device_ptr list;            ///< std::uint32_t: the numbers of `count` columns
     std::size_t rows = 0;       ///< rows of the matrix
     std::size_t columns = 0;    ///< columns of the matrix
     std::size_t count = 0;      ///< number of listed columns
-    std::size_t pitch = 0;      ///< in elements, at least rows
+    std::size_t pitch = 0;      ///< elements from one column to the next, at least rows
     std::size_t elem_bytes = 0; ///< 2 or 4
-    /// Read and written.
+    /// Returns the bytes that are read and written.
     [[nodiscard]] std::size_t bytes() const noexcept { return 2 * rows * count * elem_bytes; }
 };
 
-/// A row-major gradient whose columns are scored: see detail/numerics/column_score.hpp. In the device's
-/// memory.
+/// A row-major gradient in device memory whose columns are scored: see detail/numerics/column_score.hpp.
 struct column_scoring {
     device_ptr grad;                                  ///< rows * columns elements
     dtype type = dtype::float32;                      ///< element type of the gradient
     std::size_t rows = 0;                             ///< rows of the matrix
     std::size_t columns = 0;                          ///< columns of the matrix
-    device_ptr result;                                ///< std::uint32_t, as many as largest_pieces() or scores() says
+    device_ptr result;                                ///< largest_pieces() or scores() numbers of std::uint32_t
     column_score kind = column_score::magnitude;      ///< which score
     float scale = 1;                                  ///< see column_score_scale_for()
     static constexpr std::size_t piece_elems = 65536; ///< elements of a piece
-    /// For each piece, the bits of its largest finite magnitude.
+    /// Returns the number of results of find_largest(): the bits of the largest finite magnitude of each piece.
     [[nodiscard]] std::size_t largest_pieces() const noexcept
     {
         return (rows * columns + piece_elems - 1) / piece_elems;
     }
-    /// For each column_score_rows rows the sums of reference::column_score_of() in each column.
+    /// Returns the number of results of score_columns(): the sum of reference::column_score_of() of each column in
+    /// every column_score_rows rows.
     [[nodiscard]] std::size_t scores() const noexcept
     {
         return (rows + column_score_rows - 1) / column_score_rows * columns;
@@ -173,118 +175,117 @@ struct column_scoring {
 /// A pass over some pieces. Spans are read before run() returns.
 struct device_pass {
     block_pass pass = block_pass::measure;       ///< which pass
-    std::span<std::uint32_t const> pieces = {};  ///< by number
-    std::span<group_step const> speculated = {}; ///< for each group: the step that records are made with, ...
-    std::span<group_step const> settled = {};    ///< ... and the step of all other passes
-    std::span<std::uint8_t const> summed = {};   ///< for each piece of the part: whether its accumulator counts
-    bool keep_records = false;                   ///< whether records are kept
+    std::span<std::uint32_t const> pieces = {};  ///< numbers of the pieces
+    std::span<group_step const> speculated = {}; ///< for each group: the speculative step
+    std::span<group_step const> settled = {};    ///< for each group: the step of all other passes
+    std::span<std::uint8_t const> summed = {};   ///< for each piece of the part: whether to add its accumulator
+    bool keep_records = false;                   ///< whether to record the state before the step
 };
 
-/// An optimizer's pieces on one device, with room for records of all their blocks, or for none. Its functions enqueue
-/// in the stream work unless they say otherwise. Blocks are counted over all pieces in order.
+/// An optimizer's pieces on one device, with memory for records of all their blocks, or without records. Functions
+/// enqueue in the stream work unless stated otherwise. Blocks are numbered over all pieces in order.
 ///
-/// The passes do the same to a block as on the CPU, with the same bits: see block_pass. The differences:
-///   - A part with records always has room for one. A part without records is never asked for any (no speculate, redo
-///   or
-///     rollback, no keep_records).
-///   - measure and compare both leave sums of squares in the results. Where a gradient has changed so that its records
-///     cannot rollback the step, compare leaves a sum that differs. Records that are copies can rollback it.
-///   - rollback makes weight_out of the params that it restores.
+/// The passes change a block like those on the CPU, to the same bits: see block_pass. The differences:
+///   - A part with records has memory for the record of every block. A part without records gets no speculate, redo and
+///     rollback passes and no keep_records.
+///   - measure and compare write sums of squares to the results. If a gradient has changed so that its record cannot
+///   roll
+///     back the step, compare writes a sum that differs. Records that are copies can always roll it back.
+///   - rollback rounds the params that it restores to weight_out.
 class device_part {
 public:
     virtual ~device_part() = default;
     /// Enqueues a pass over blocks.
     virtual void run(device_pass const& pass) = 0;
-    /// accumulator = grad, or += grad.
+    /// Enqueues accumulator = grad if `first`, otherwise accumulator += grad.
     virtual void accumulate(std::uint32_t piece, bool first) = 0;
-    /// Makes weight_out of param, in all pieces that have one.
+    /// Rounds param to weight_out in all pieces that have a weight_out.
     virtual void round_weights() = 0;
-    /// Work that is enqueued from now on sees no records of earlier work. Enqueues nothing and cannot fail; otherwise
-    /// records of an old step could be taken for those of the next.
+    /// Invalidates the records of earlier work for all work that is enqueued from now on. Enqueues nothing and cannot
+    /// fail, so that no later step uses records of an old one.
     virtual void forget_records() noexcept = 0;
-    /// In the stream down, after all work so far: writes, for each block, the sums of squares that the last measuring
-    /// pass has left, and whether there is a record (0 or 1). The spans have all blocks, and must live until that
+    /// Enqueues in the stream down, after all work so far: for each block, writes the sums of squares of the last
+    /// measuring pass, and whether there is a record (0 or 1). The spans have all blocks, and must live until that
     /// stream has finished.
     virtual void fetch(std::span<grad_squares> squares, std::span<std::uint8_t> recorded) = 0;
 };
 
-/// A device. Functions that enqueue may be called from any thread, and from several concurrently; they return
-/// immediately and throw nothing but bad_alloc. Where enqueued work fails, all work that is enqueued after it, in any
-/// stream, is left rolled back until reset(). So finished work can be told from the rest, and waiting throws a
-/// device_error that says what failed.
+/// A device. Functions that enqueue may be called from any thread, also concurrently; they return immediately and throw
+/// only bad_alloc. If enqueued work fails, all later work in all streams is skipped until reset(), so finished work is
+/// known, and waiting throws a device_error that names the failed work.
 ///
-/// In a forked child process, functions that may throw throw unavailable, release() does nothing
-/// and reset() returns false; destructors leak what belongs to the device.
+/// In a forked child process, functions that may throw throw unavailable, release() does nothing and reset() returns
+/// false; destructors leak the device's resources.
 ///
-/// One optimizer at a time has pieces on a device object, because reset() drops all enqueued work. Give each optimizer
-/// an object of its own, which may be of the same GPU.
+/// A device object holds the pieces of one optimizer at a time, because reset() drops all enqueued work. Create a
+/// separate object for each optimizer; several objects may use the same GPU.
 class device {
 public:
     using clock = std::chrono::steady_clock; ///< clock of deadlines
 
-    /// Called by optimizers. Throws invalid_argument where another optimizer has the device.
-    void claim(void const* by);
-    /// Releases a caller's claim on the device.
-    void leave(void const* by) noexcept;
+    /// Claims the device for an optimizer. Throws invalid_argument if another optimizer has it.
+    void claim(void const* user);
+    /// Releases an optimizer's claim on the device.
+    void leave(void const* user) noexcept;
 
     device() = default;
     device(device const&) = delete;
     device& operator=(device const&) = delete;
     virtual ~device() = default;
 
-    /// For people to read: "NVIDIA H200 (cuda:0)".
+    /// Returns a name for messages: "NVIDIA H200 (cuda:0)".
     [[nodiscard]] virtual std::string name() const = 0;
-    /// Total and free memory.
+    /// Returns the total and the free memory.
     [[nodiscard]] virtual device_memory memory() const = 0;
 
-    /// Memory at a multiple of 256 bytes, with undefined contents; null for 0 bytes. Throws unavailable, with both
-    /// sizes, where it does not fit, and device_error where it fails otherwise.
+    /// Allocates memory with undefined contents, aligned to 256 bytes; null for 0 bytes. Throws unavailable, with both
+    /// sizes, if it does not fit, and device_error if it fails otherwise.
     [[nodiscard]] virtual device_ptr allocate(std::size_t bytes) = 0;
-    /// Memory of allocate(), or null. No enqueued work may use it.
+    /// Frees memory of allocate(), or null. No enqueued work may use it.
     virtual void release(device_ptr memory) noexcept = 0;
 
-    /// Copies, in the streams up and down. Host memory must live until the stream has finished the copy. Copies of
-    /// memory that is not pinned() are slower, and a copy down of it may return only when the stream has reached it.
-    virtual void copy_up(device_ptr to, void const* from, std::size_t bytes) = 0;
-    /// Enqueues a copy to host memory.
-    virtual void copy_down(void* to, device_ptr from, std::size_t bytes) = 0;
-    /// In the stream work: by_columns from by_rows, and the other way. Elements of other columns, and between the
-    /// columns, stay as they are.
-    virtual void gather_columns(column_copy const& what) = 0;
-    /// The inverse of gather_columns().
-    virtual void scatter_columns(column_copy const& what) = 0;
-    /// In the stream work: result of largest_pieces() numbers, or of scores().
-    virtual void find_largest(column_scoring const& what) = 0;
-    /// Enqueues the scores of columns.
-    virtual void score_columns(column_scoring const& what) = 0;
+    /// Enqueues a copy from host memory in the stream up. Host memory must live until the stream has finished the copy.
+    /// Copies of memory that is not pinned() are slower, and a copy down to it may block until the stream reaches it.
+    virtual void copy_up(device_ptr dst, void const* src, std::size_t bytes) = 0;
+    /// Enqueues a copy to host memory in the stream down.
+    virtual void copy_down(void* dst, device_ptr src, std::size_t bytes) = 0;
+    /// Enqueues a copy of by_rows to by_columns in the stream work. Other elements of by_columns do not change.
+    virtual void gather_columns(column_copy const& copy) = 0;
+    /// Enqueues the inverse of gather_columns(). Other columns of by_rows do not change.
+    virtual void scatter_columns(column_copy const& copy) = 0;
+    /// Enqueues in the stream work: writes largest_pieces() results.
+    virtual void find_largest(column_scoring const& scoring) = 0;
+    /// Enqueues in the stream work: writes scores() results.
+    virtual void score_columns(column_scoring const& scoring) = 0;
     /// Calls the function in a thread of the device when the stream reaches it. It must be quick, must not throw, and
-    /// must not call the device. It is not called where earlier work has failed; its captures may live until reset().
+    /// must not call the device. It is not called if earlier work has failed; its captures may live until reset().
     virtual void call(device_stream stream, std::function<void()> function) = 0;
 
     /// Records an event in the stream, after everything enqueued so far.
     [[nodiscard]] virtual device_event record_event(device_stream stream) = 0;
-    /// Work that is enqueued in `stream` from now on waits for the mark.
-    virtual void wait_event(device_stream stream, device_event before) = 0;
-    /// Waits for the mark; false where it is not reached by the deadline. Throws device_error where anything has
+    /// Makes work that is enqueued in `stream` from now on wait for the event.
+    virtual void wait_event(device_stream stream, device_event event) = 0;
+    /// Waits for the event. Returns whether the stream reached it by the deadline. Throws device_error if any work has
     /// failed.
-    [[nodiscard]] virtual bool wait_until(device_event until, clock::time_point deadline) = 0;
+    [[nodiscard]] virtual bool wait_until(device_event event, clock::time_point deadline) = 0;
 
-    /// Drops work that has not begun, as far as the device can, waits for the rest until the deadline, and forgets the
-    /// failure. False where the device cannot continue after it, or does not answer. Its memory keeps its contents.
+    /// Drops work that has not begun, as far as the device can, waits for the rest until the deadline, and clears the
+    /// failure. Returns false if the device cannot continue or does not answer. Device memory keeps its contents.
     [[nodiscard]] virtual bool reset(clock::time_point deadline) noexcept = 0;
 
-    /// Host memory that is copied fastest, of at least that many bytes, at a multiple of 4096; freed with the last
-    /// pointer to it. Throws unavailable.
+    /// Allocates at least `bytes` bytes of pinned host memory, aligned to 4096 bytes; freed with the last pointer to
+    /// it. Throws unavailable.
     [[nodiscard]] virtual std::shared_ptr<std::byte> pinned(std::size_t bytes) = 0;
 
-    /// The pieces are checked by the caller. Throws as allocate() does. The device must outlive it.
+    /// Creates an optimizer's part of this device, which must outlive it. The caller has checked the pieces. Throws as
+    /// allocate() does.
     [[nodiscard]] virtual std::unique_ptr<device_part> make_part(std::vector<device_piece> pieces,
                                                                  bool with_records) = 0;
-    /// What make_part() will allocate.
+    /// Returns the bytes that make_part() allocates.
     [[nodiscard]] virtual std::size_t part_bytes(std::span<device_piece const> pieces,
                                                  bool with_records) const noexcept = 0;
 
-    /// Includes at least all work that has been waited for.
+    /// Returns the usage of the streams. It includes at least all work that has been waited for.
     [[nodiscard]] virtual device_usage usage() const = 0;
 
 private:

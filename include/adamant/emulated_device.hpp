@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// A device emulated by CPU threads, for tests of engines without a GPU.
+// emulated_device: a device emulated by CPU threads in host memory, for tests and machines without a GPU.
 //
-// A device that is emulated in host memory, for tests and for machines without a GPU. Its memory has addresses that
-// cannot be dereferenced, it works in threads of its own, and it is as slow and as unreliable as it is told to be.
+// Its addresses cannot be dereferenced. Its speed is set by rates, and faults can be injected.
 #pragma once
 
 #include <array>
@@ -30,24 +29,23 @@ ADAMANT_BEGIN_NAMESPACE
 struct emulation_options {
     std::string name = "emulated device";            ///< name in reports
     std::size_t memory_bytes = std::size_t{1} << 40; ///< memory that allocate() may use
-    /// The rates to emulate; the machine's own rates are an upper bound. Links are usually specified for each
-    /// direction.
+    /// Bytes per second that passes read and write. The machine's own rates are an upper bound of all rates.
     double work_bytes_per_s = std::numeric_limits<double>::infinity();
     double up_bytes_per_s = std::numeric_limits<double>::infinity();   ///< host to device
     double down_bytes_per_s = std::numeric_limits<double>::infinity(); ///< device to host
-    double latency_s = 0;                                              ///< of each enqueued operation
+    double latency_s = 0;                                              ///< latency of each enqueued operation
 };
 
-/// The operations that can be made to fail.
+/// Operations for fault injection.
 enum class device_operation : std::uint8_t { copy_up, copy_down, work, allocate };
 
-/// A device that CPU threads emulate, with faults on request.
+/// A device that CPU threads emulate, with injected faults.
 class emulated_device final : public device {
 public:
     /// Throws invalid_argument for rates that are not above 0, and what std::thread throws.
     explicit emulated_device(emulation_options options = {});
-    /// Drops work that has not begun. A forked child process has no such threads: there the device
-    /// is leaked, and functions that may throw throw unavailable.
+    /// Drops work that has not begun. A forked child process does not have the device's threads: there the destructor
+    /// leaks the device, and functions that may throw throw unavailable.
     ~emulated_device() override;
 
     [[nodiscard]] std::string name() const override { return options_.name; }
@@ -57,43 +55,42 @@ public:
     [[nodiscard]] device_ptr allocate(std::size_t bytes) override;
     void release(device_ptr memory) noexcept override;
 
-    void copy_up(device_ptr to, void const* from, std::size_t bytes) override;
+    void copy_up(device_ptr dst, void const* src, std::size_t bytes) override;
     /// See device.
-    void copy_down(void* to, device_ptr from, std::size_t bytes) override;
-    void gather_columns(column_copy const& what) override;
+    void copy_down(void* dst, device_ptr src, std::size_t bytes) override;
+    void gather_columns(column_copy const& copy) override;
     /// See device.
-    void scatter_columns(column_copy const& what) override;
-    void find_largest(column_scoring const& what) override;
+    void scatter_columns(column_copy const& copy) override;
+    void find_largest(column_scoring const& scoring) override;
     /// See device.
-    void score_columns(column_scoring const& what) override;
+    void score_columns(column_scoring const& scoring) override;
     void call(device_stream stream, std::function<void()> function) override;
 
     /// See device.
     [[nodiscard]] device_event record_event(device_stream stream) override;
-    void wait_event(device_stream stream, device_event before) override;
-    [[nodiscard]] bool wait_until(device_event until, clock::time_point deadline) override;
+    void wait_event(device_stream stream, device_event event) override;
+    [[nodiscard]] bool wait_until(device_event event, clock::time_point deadline) override;
     [[nodiscard]] bool reset(clock::time_point deadline) noexcept override;
 
     [[nodiscard]] std::shared_ptr<std::byte> pinned(std::size_t bytes) override;
 
-    /// These two are in emulated_part.hpp.
+    /// See device. Defined in emulated_part.hpp, like part_bytes().
     [[nodiscard]] std::unique_ptr<device_part> make_part(std::vector<device_piece> pieces, bool with_records) override;
     [[nodiscard]] std::size_t part_bytes(std::span<device_piece const> pieces,
                                          bool with_records) const noexcept override;
 
     [[nodiscard]] device_usage usage() const override;
 
-    /// Operation number `after` of that kind from now on, counted from 0, fails; or it hangs until resume(), or until
-    /// reset(), which waits for it until its deadline, drops it.
+    /// Makes operation number `after` of this kind fail. Operations are counted from 0, from now on.
     void fail(device_operation kind, std::size_t after = 0);
-    /// Makes an operation hang, to test deadlines.
+    /// Makes an operation hang until resume(), or until reset() drops it at its deadline, to test deadlines.
     void hang(device_operation kind, std::size_t after = 0);
-    /// From now on nothing hangs or fails. Work that hung continues, unless it has been dropped.
+    /// Clears all faults. Hung work continues unless it has been dropped.
     void resume();
 
-    /// Where device memory really is, for tests; not synchronised with the streams. Throws device_error for memory that
-    /// has not been allocated.
-    [[nodiscard]] std::byte* real(device_ptr at, std::size_t bytes) const;
+    /// Returns the host address of device memory, for tests; not synchronised with the streams. Throws device_error for
+    /// memory that is not allocated.
+    [[nodiscard]] std::byte* real(device_ptr pointer, std::size_t bytes) const;
 
 private:
     friend class emulated_part;
@@ -110,53 +107,53 @@ private:
     struct operation {
         std::function<void()> run = {};
         device_event after = {};
-        bool waits = false; // for `after`, and does nothing else
-        bool costs = false; // time
+        bool is_wait = false;  // only waits for `after`
+        bool is_timed = false; // takes the time of `bytes` and may fail
         device_operation kind = device_operation::work;
         std::size_t bytes = 0;
-        std::string what = {};
+        std::string description = {};
         std::uint64_t generation = 0;
     };
     struct stream_state {
         std::deque<operation> queue;
         std::uint64_t enqueued = 0;
-        std::uint64_t passed = 0; // done, or dropped
+        std::uint64_t completed = 0; // or dropped
         clock::time_point free_at = {};
         std::thread thread;
     };
 
-    // Throws unavailable in a forked child process, where its threads are gone and the lock may be
-    // held forever.
-    [[nodiscard]] std::unique_lock<std::mutex> locked() const;
+    // Locks the mutex. Throws unavailable in a forked child process, which has no threads of the device and where the
+    // mutex may be locked forever.
+    [[nodiscard]] std::unique_lock<std::mutex> lock_state() const;
     [[nodiscard]] bool is_idle() const noexcept;
-    // Until nothing is left to do, or what hangs keeps it from that: then all is dropped.
+    // Waits until all work is complete, or drops all work if an operation hangs.
     void drain() noexcept;
-    [[nodiscard]] stream_state& of(device_stream stream) noexcept;
+    [[nodiscard]] stream_state& state_of(device_stream stream) noexcept;
     [[nodiscard]] fault& fault_of(device_operation kind) noexcept;
     void set_fault(device_operation kind, fault f);
-    // Counts one operation; what is to become of it.
-    static int due(fault& f) noexcept;
+    // Counts one operation and returns its fault.
+    static int next_fault(fault& f) noexcept;
     [[nodiscard]] double rate(device_stream stream) const noexcept;
 
-    void enqueue(device_stream stream, device_operation kind, std::size_t bytes, std::string what,
+    void enqueue(device_stream stream, device_operation kind, std::size_t bytes, std::string description,
                  std::function<void()> run);
-    void copy_columns(column_copy const& what, bool gathers);
+    void copy_columns(column_copy const& copy, bool gathers);
     void push(device_stream stream, operation op);
     void stop() noexcept;
 
     void serve(stream_state& stream);
-    [[nodiscard]] bool dropped(operation const& op) const noexcept;
+    [[nodiscard]] bool is_dropped(operation const& op) const noexcept;
     void perform(stream_state& stream, operation& op, std::unique_lock<std::mutex>& lock);
 
     emulation_options options_;
     mutable std::mutex mutex_; // guards everything below
     detail::process_bound<std::condition_variable> changed_;
     detail::process_bound<std::map<std::uint64_t, block>> blocks_;
-    std::uint64_t next_address_ = 0xada0'0000'0000'0000; // which no processor takes for an address
+    std::uint64_t next_address_ = 0xada0'0000'0000'0000; // not a canonical address of any processor
     std::size_t used_bytes_ = 0;
     detail::process_bound<std::string> error_;
     std::uint64_t generation_ = 0;
-    unsigned running_ = 0; // outside the lock
+    unsigned running_ = 0; // operations that run without the lock
     bool hung_ = false;
     bool stopping_ = false;
     fault faults_[4];

@@ -20,13 +20,13 @@ public:
     {
         if (!changed_)
             return;
-        std::fegetenv(&callers_);
+        std::fegetenv(&caller_mode_);
         std::fesetenv(FE_DFL_ENV);
     }
     ~default_mode_scope()
     {
         if (changed_)
-            std::fesetenv(&callers_);
+            std::fesetenv(&caller_mode_);
     }
     default_mode_scope(default_mode_scope const&) = delete;
     default_mode_scope& operator=(default_mode_scope const&) = delete;
@@ -48,7 +48,7 @@ private:
     }
 
     bool changed_;
-    std::fenv_t callers_;
+    std::fenv_t caller_mode_;
 };
 
 } // namespace detail

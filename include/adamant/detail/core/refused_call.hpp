@@ -12,7 +12,7 @@
 ADAMANT_BEGIN_NAMESPACE
 namespace detail {
 
-// For a call that needs no privilege. default_advice: the remedy if the call ran into a limit.
+// Returns advice for a call that needs no privilege. default_advice: the remedy if the call hit a limit.
 inline std::string advice_on(int error, std::string_view default_advice)
 {
     if (error == EPERM || error == EACCES)
@@ -22,7 +22,7 @@ inline std::string advice_on(int error, std::string_view default_advice)
     return std::string(default_advice);
 }
 
-// For mbind(), get_mempolicy() and move_pages(), which container engines allow only with CAP_SYS_NICE.
+// Returns advice for mbind(), get_mempolicy() and move_pages(), which container engines allow only with CAP_SYS_NICE.
 inline std::string advice_on_numa_call(int error, std::string_view default_advice)
 {
     if (error == EPERM)
@@ -30,7 +30,7 @@ inline std::string advice_on_numa_call(int error, std::string_view default_advic
     return advice_on(error, default_advice);
 }
 
-// For example "mmap: Cannot allocate memory; see ulimit -v". advice may be empty.
+// Returns for example "mmap: Cannot allocate memory; see ulimit -v". advice may be empty.
 inline std::string refused_text(std::string_view call, int error, std::string_view advice)
 {
     std::string text(call);

@@ -47,8 +47,8 @@ constexpr void each_utf8(std::string_view text, Add const& add)
     }
 }
 
-// Throws invalid_argument for a text that is not UTF-8. what: for the message, for example "the name of a shard".
-inline void check_utf8(std::string const& what, std::string_view text)
+// Throws invalid_argument for a text that is not UTF-8. subject: for the message, for example "the name of a shard".
+inline void check_utf8(std::string const& subject, std::string_view text)
 {
     std::size_t valid_bytes = 0;
     for (std::size_t length = 0; valid_bytes < text.size(); valid_bytes += length)
@@ -56,13 +56,13 @@ inline void check_utf8(std::string const& what, std::string_view text)
             break;
     if (valid_bytes == text.size())
         return;
-    std::string shown;
+    std::string printable;
     each_utf8(text, [&](std::string_view piece) {
-        bool const has_room = shown.size() < 200;
-        shown += has_room ? piece : "...";
+        bool const has_room = printable.size() < 200;
+        printable += has_room ? piece : "...";
         return has_room;
     });
-    throw_invalid_argument({what, ", '", shown, "', is not UTF-8: see its byte ", valid_bytes,
+    throw_invalid_argument({subject, ", '", printable, "', is not UTF-8: see its byte ", valid_bytes,
                             ". Checkpoints store only UTF-8. Convert it."});
 }
 

@@ -20,14 +20,14 @@ ADAMANT_DECL step_forecast forecast(step_rates const& rates, double ratio)
     if (!(ratio >= 0 && ratio <= 1))
         detail::throw_invalid_argument(
             {"ratio is ", ratio, ", but it is the CPU's share of the elements, from 0 to 1"});
-    detail::ratio_line const last = detail::longest(detail::lines_of(rates), ratio);
+    detail::ratio_line const slowest = detail::longest(detail::lines_of(rates), ratio);
     step_forecast result;
     result.ratio = ratio;
-    result.step_s = last.at(ratio);
+    result.step_s = slowest.seconds(ratio);
     result.update_s = std::max(0.0, result.step_s - rates.backward_s - rates.forward_s);
-    result.bound_by = last.of;
+    result.bound_by = slowest.row;
 
-    detail::whole_times const all = detail::times_of_all(rates);
+    detail::whole_times const times = detail::times_of_all(rates);
     auto const add_span = [&](forecast_row row, double begin, double end) {
         if (end > begin)
             result.timeline.push_back({row, begin, end});
@@ -52,16 +52,16 @@ ADAMANT_DECL step_forecast forecast(step_rates const& rates, double ratio)
     add_span(forecast_row::backward, 0, rates.backward_s);
     if (rates.arrays_on_device) {
         add_pipeline(cpu_begin, last_cpu_gradient,
-                     {{forecast_row::down, ratio * all.down},
-                      {forecast_row::cpu, ratio * all.cpu},
-                      {forecast_row::up, ratio * all.up}});
-        device_end = add_pipeline(rates.backward_s, 0, {{forecast_row::device, device_share * all.device}});
+                     {{forecast_row::down, ratio * times.down},
+                      {forecast_row::cpu, ratio * times.cpu},
+                      {forecast_row::up, ratio * times.up}});
+        device_end = add_pipeline(rates.backward_s, 0, {{forecast_row::device, device_share * times.device}});
     } else {
-        add_pipeline(cpu_begin, last_cpu_gradient, {{forecast_row::cpu, ratio * all.cpu}});
+        add_pipeline(cpu_begin, last_cpu_gradient, {{forecast_row::cpu, ratio * times.cpu}});
         device_end = add_pipeline(rates.backward_s, 0,
-                                  {{forecast_row::up, device_share * all.up},
-                                   {forecast_row::device, device_share * all.device},
-                                   {forecast_row::down, device_share * all.down}});
+                                  {{forecast_row::up, device_share * times.up},
+                                   {forecast_row::device, device_share * times.device},
+                                   {forecast_row::down, device_share * times.down}});
     }
     // Forward runs the layers of the device's weights first; the layers of the CPU's weights may have to wait.
     double const cpu_layers = rates.overlaps_forward ? ratio * rates.forward_s : rates.forward_s;
@@ -82,11 +82,11 @@ ADAMANT_DECL step_forecast best_ratio(step_rates const& rates, double least, dou
                                         ", but must be from 0 to 1, the lower one first"});
     std::vector<detail::ratio_line> const lines = detail::lines_of(rates);
     double best = most;
-    double best_s = detail::longest(lines, most).at(most);
+    double best_s = detail::longest(lines, most).seconds(most);
     auto const consider = [&](double ratio) {
         if (!(ratio >= least && ratio <= most))
             return;
-        double const s = detail::longest(lines, ratio).at(ratio);
+        double const s = detail::longest(lines, ratio).seconds(ratio);
         // Crossings are rounded, so a smaller improvement is none.
         if (s < best_s * (1 - 1e-12) || (s <= best_s * (1 + 1e-12) && ratio > best)) {
             best = ratio;
@@ -96,7 +96,7 @@ ADAMANT_DECL step_forecast best_ratio(step_rates const& rates, double least, dou
     consider(least);
     for (std::size_t i = 0; i < lines.size(); ++i)
         for (std::size_t j = 0; j < i; ++j)
-            consider((lines[j].at(0) - lines[i].at(0)) / (lines[i].slope() - lines[j].slope()));
+            consider((lines[j].seconds(0) - lines[i].seconds(0)) / (lines[i].slope() - lines[j].slope()));
     return forecast(rates, best);
 }
 

@@ -44,7 +44,7 @@ ADAMANT_DECL emulated_device::~emulated_device()
 
 ADAMANT_DECL device_memory emulated_device::memory() const
 {
-    auto const lock = locked();
+    auto const lock = lock_state();
     return {options_.memory_bytes, options_.memory_bytes - used_bytes_};
 }
 
@@ -52,14 +52,14 @@ ADAMANT_DECL device_ptr emulated_device::allocate(std::size_t bytes)
 {
     if (bytes == 0)
         return {};
-    auto const lock = locked();
-    std::size_t const room = options_.memory_bytes - used_bytes_;
-    if (due(fault_of(device_operation::allocate)) != fault::none)
+    auto const lock = lock_state();
+    std::size_t const free_bytes = options_.memory_bytes - used_bytes_;
+    if (next_fault(fault_of(device_operation::allocate)) != fault::none)
         detail::throw_device_error({options_.name, " failed to allocate ", bytes, " bytes: an injected fault"});
     std::size_t const rounded = (bytes + alignment - 1) / alignment * alignment;
-    if (bytes > room || rounded > room)
-        detail::throw_unavailable({"cannot allocate ", bytes, " bytes on ", options_.name, ": only ", room, " of ",
-                                   options_.memory_bytes,
+    if (bytes > free_bytes || rounded > free_bytes)
+        detail::throw_unavailable({"cannot allocate ", bytes, " bytes on ", options_.name, ": only ", free_bytes,
+                                   " of ", options_.memory_bytes,
                                    " bytes are free. Set a larger ratio to keep more on the CPU."});
     void* const host_memory = std::aligned_alloc(alignment, rounded);
     if (host_memory == nullptr)
@@ -79,29 +79,29 @@ ADAMANT_DECL void emulated_device::release(device_ptr memory) noexcept
 {
     if (!streams_.in_this_process())
         return;
-    auto const lock = locked();
-    auto const found = blocks_->find(memory.address);
-    if (found == blocks_->end())
+    auto const lock = lock_state();
+    auto const match = blocks_->find(memory.address);
+    if (match == blocks_->end())
         return;
-    std::free(found->second.real);
-    used_bytes_ -= found->second.bytes;
-    blocks_->erase(found);
+    std::free(match->second.real);
+    used_bytes_ -= match->second.bytes;
+    blocks_->erase(match);
 }
 
-ADAMANT_DECL void emulated_device::copy_up(device_ptr to, void const* from, std::size_t bytes)
+ADAMANT_DECL void emulated_device::copy_up(device_ptr dst, void const* src, std::size_t bytes)
 {
     if (bytes != 0)
         enqueue(device_stream::up, device_operation::copy_up, bytes,
                 detail::text_of({"a copy of ", bytes, " bytes up"}),
-                [=, this] { std::memcpy(real(to, bytes), from, bytes); });
+                [=, this] { std::memcpy(real(dst, bytes), src, bytes); });
 }
 
-ADAMANT_DECL void emulated_device::copy_down(void* to, device_ptr from, std::size_t bytes)
+ADAMANT_DECL void emulated_device::copy_down(void* dst, device_ptr src, std::size_t bytes)
 {
     if (bytes != 0)
         enqueue(device_stream::down, device_operation::copy_down, bytes,
                 detail::text_of({"a copy of ", bytes, " bytes down"}),
-                [=, this] { std::memcpy(to, real(from, bytes), bytes); });
+                [=, this] { std::memcpy(dst, real(src, bytes), bytes); });
 }
 
 namespace detail {
@@ -186,12 +186,12 @@ ADAMANT_DECL void emulated_device::copy_columns(column_copy const& copy, bool ga
         return;
     enqueue(device_stream::work, device_operation::work, copy.bytes(),
             detail::text_of({gathers ? "gathering " : "scattering ", copy.count, " columns"}), [=, this] {
-                std::size_t const each = copy.elem_bytes;
+                std::size_t const size = copy.elem_bytes;
                 std::size_t const last = (copy.own_places ? copy.columns : copy.count) - 1;
                 std::vector<std::uint32_t> list(copy.count);
                 std::memcpy(list.data(), real(copy.list, copy.count * sizeof list[0]), copy.count * sizeof list[0]);
-                detail::copy_listed_columns(copy, list, real(copy.by_rows, copy.rows * copy.columns * each),
-                                            real(copy.by_columns, (last * copy.pitch + copy.rows) * each), gathers);
+                detail::copy_listed_columns(copy, list, real(copy.by_rows, copy.rows * copy.columns * size),
+                                            real(copy.by_columns, (last * copy.pitch + copy.rows) * size), gathers);
             });
 }
 
@@ -199,8 +199,8 @@ ADAMANT_DECL void emulated_device::find_largest(column_scoring const& scoring)
 {
     if (scoring.bytes() == 0)
         return;
-    detail::column_kernels const run =
-        detail::column_kernels_for(scoring.type, best_available_isa(), column_score::magnitude); // no bit depends on it
+    detail::column_kernels const run = detail::column_kernels_for(scoring.type, best_available_isa(),
+                                                                  column_score::magnitude); // same bits in any tier
     enqueue(
         device_stream::work, device_operation::work, scoring.bytes(),
         detail::text_of({"looking for the largest of ", detail::counted(scoring.rows * scoring.columns, "gradient")}),
@@ -248,33 +248,33 @@ ADAMANT_DECL void emulated_device::call(device_stream stream, std::function<void
 
 ADAMANT_DECL device_event emulated_device::record_event(device_stream stream)
 {
-    auto const lock = locked();
-    return {stream, of(stream).enqueued};
+    auto const lock = lock_state();
+    return {stream, state_of(stream).enqueued};
 }
 
-ADAMANT_DECL void emulated_device::wait_event(device_stream stream, device_event before)
+ADAMANT_DECL void emulated_device::wait_event(device_stream stream, device_event event)
 {
-    push(stream, {.after = before, .waits = true});
+    push(stream, {.after = event, .is_wait = true});
 }
 
-ADAMANT_DECL bool emulated_device::wait_until(device_event until, clock::time_point deadline)
+ADAMANT_DECL bool emulated_device::wait_until(device_event event, clock::time_point deadline)
 {
-    auto lock = locked();
-    auto const is_over = [&] { return !error_->empty() || of(until.stream).passed >= until.number; };
+    auto lock = lock_state();
+    auto const is_over = [&] { return !error_->empty() || state_of(event.stream).completed >= event.number; };
     if (deadline == clock::time_point::max())
         changed_->wait(lock, is_over);
     else
         changed_->wait_until(lock, deadline, is_over);
     if (!error_->empty())
         throw device_error(*error_);
-    return of(until.stream).passed >= until.number;
+    return state_of(event.stream).completed >= event.number;
 }
 
 ADAMANT_DECL bool emulated_device::reset(clock::time_point deadline) noexcept
 {
     if (!streams_.in_this_process())
         return false;
-    auto lock = locked();
+    auto lock = lock_state();
     ++generation_;
     changed_->notify_all();
     bool const idle = changed_->wait_until(lock, deadline, [this] { return is_idle(); });
@@ -297,7 +297,7 @@ ADAMANT_DECL std::shared_ptr<std::byte> emulated_device::pinned(std::size_t byte
 
 ADAMANT_DECL device_usage emulated_device::usage() const
 {
-    auto const lock = locked();
+    auto const lock = lock_state();
     return usage_;
 }
 
@@ -313,7 +313,7 @@ ADAMANT_DECL void emulated_device::hang(device_operation kind, std::size_t after
 
 ADAMANT_DECL void emulated_device::resume()
 {
-    auto const lock = locked();
+    auto const lock = lock_state();
     for (fault& f : faults_)
         f = {};
     hung_ = false;
@@ -322,7 +322,7 @@ ADAMANT_DECL void emulated_device::resume()
 
 ADAMANT_DECL std::byte* emulated_device::real(device_ptr pointer, std::size_t bytes) const
 {
-    auto const lock = locked();
+    auto const lock = lock_state();
     auto const next_block = blocks_->upper_bound(pointer.address);
     if (next_block != blocks_->begin()) {
         auto const& [begin, memory] = *std::prev(next_block);
@@ -333,7 +333,7 @@ ADAMANT_DECL std::byte* emulated_device::real(device_ptr pointer, std::size_t by
     detail::throw_device_error({"cannot access ", bytes, " bytes on ", options_.name, ": they are not allocated."});
 }
 
-ADAMANT_DECL std::unique_lock<std::mutex> emulated_device::locked() const
+ADAMANT_DECL std::unique_lock<std::mutex> emulated_device::lock_state() const
 {
     detail::require_process(streams_.process(), options_.name);
     return std::unique_lock(mutex_);
@@ -342,14 +342,14 @@ ADAMANT_DECL std::unique_lock<std::mutex> emulated_device::locked() const
 ADAMANT_DECL bool emulated_device::is_idle() const noexcept
 {
     return std::all_of(streams_->begin(), streams_->end(),
-                       [](stream_state const& l) { return l.passed == l.enqueued; });
+                       [](stream_state const& s) { return s.completed == s.enqueued; });
 }
 
 ADAMANT_DECL void emulated_device::drain() noexcept
 {
     if (!streams_.in_this_process())
         return;
-    auto lock = locked();
+    auto lock = lock_state();
     changed_->wait(lock, [this] { return is_idle() || (hung_ && running_ == 0); });
     if (!is_idle()) {
         ++generation_;
@@ -357,7 +357,7 @@ ADAMANT_DECL void emulated_device::drain() noexcept
     }
 }
 
-ADAMANT_DECL emulated_device::stream_state& emulated_device::of(device_stream stream) noexcept
+ADAMANT_DECL emulated_device::stream_state& emulated_device::state_of(device_stream stream) noexcept
 {
     return (*streams_)[static_cast<std::size_t>(stream)];
 }
@@ -369,11 +369,11 @@ ADAMANT_DECL emulated_device::fault& emulated_device::fault_of(device_operation 
 
 ADAMANT_DECL void emulated_device::set_fault(device_operation kind, fault f)
 {
-    auto const lock = locked();
+    auto const lock = lock_state();
     fault_of(kind) = f;
 }
 
-ADAMANT_DECL int emulated_device::due(fault& f) noexcept
+ADAMANT_DECL int emulated_device::next_fault(fault& f) noexcept
 {
     if (f.kind == fault::none || f.after-- != 0)
         return fault::none;
@@ -390,15 +390,17 @@ ADAMANT_DECL double emulated_device::rate(device_stream stream) const noexcept
 ADAMANT_DECL void emulated_device::enqueue(device_stream stream, device_operation kind, std::size_t bytes,
                                            std::string description, std::function<void()> run)
 {
-    push(stream, {.run = std::move(run), .costs = true, .kind = kind, .bytes = bytes, .what = std::move(description)});
+    push(
+        stream,
+        {.run = std::move(run), .is_timed = true, .kind = kind, .bytes = bytes, .description = std::move(description)});
 }
 
 ADAMANT_DECL void emulated_device::push(device_stream stream, operation op)
 {
-    auto const lock = locked();
+    auto const lock = lock_state();
     op.generation = generation_;
-    of(stream).queue.push_back(std::move(op));
-    ++of(stream).enqueued;
+    state_of(stream).queue.push_back(std::move(op));
+    ++state_of(stream).enqueued;
     changed_->notify_all();
 }
 
@@ -427,26 +429,27 @@ ADAMANT_DECL void emulated_device::serve(stream_state& stream)
             return;
         operation op = std::move(stream.queue.front());
         stream.queue.pop_front();
-        if (op.waits)
-            changed_->wait(lock, [&] { return dropped(op) || of(op.after.stream).passed >= op.after.number; });
+        if (op.is_wait)
+            changed_->wait(lock,
+                           [&] { return is_dropped(op) || state_of(op.after.stream).completed >= op.after.number; });
         else
             perform(stream, op, lock);
         op.run = {};
-        ++stream.passed;
+        ++stream.completed;
         changed_->notify_all();
     }
 }
 
-ADAMANT_DECL bool emulated_device::dropped(operation const& op) const noexcept
+ADAMANT_DECL bool emulated_device::is_dropped(operation const& op) const noexcept
 {
     return stopping_ || op.generation != generation_ || !error_->empty();
 }
 
 ADAMANT_DECL void emulated_device::perform(stream_state& stream, operation& op, std::unique_lock<std::mutex>& lock)
 {
-    if (dropped(op))
+    if (is_dropped(op))
         return;
-    if (!op.costs) {
+    if (!op.is_timed) {
         ++running_;
         lock.unlock();
         op.run();
@@ -454,16 +457,16 @@ ADAMANT_DECL void emulated_device::perform(stream_state& stream, operation& op, 
         --running_;
         return;
     }
-    int const injected = due(fault_of(op.kind));
+    int const injected = next_fault(fault_of(op.kind));
     if (injected == fault::fails) {
-        *error_ = detail::text_of({"adamant: ", options_.name, " failed at ", op.what, ": an injected fault"});
+        *error_ = detail::text_of({"adamant: ", options_.name, " failed at ", op.description, ": an injected fault"});
         return;
     }
     if (injected == fault::hangs) {
         hung_ = true;
         changed_->notify_all();
         changed_->wait(lock, [this] { return !hung_; });
-        if (dropped(op))
+        if (is_dropped(op))
             return;
     }
     ++running_;
@@ -476,18 +479,19 @@ ADAMANT_DECL void emulated_device::perform(stream_state& stream, operation& op, 
         failure = error.what();
     }
     auto const stream_number = static_cast<device_stream>(&stream - streams_->data());
-    double const least = options_.latency_s + static_cast<double>(op.bytes) / rate(stream_number);
+    double const min_duration_s = options_.latency_s + static_cast<double>(op.bytes) / rate(stream_number);
     // Relative to the end of the stream's previous operation, so that oversleeping does not accumulate.
     auto const start = std::max(stream.free_at, begin - std::chrono::milliseconds(1));
-    auto const until = start + std::chrono::duration_cast<clock::duration>(std::chrono::duration<double>(least));
+    auto const until =
+        start + std::chrono::duration_cast<clock::duration>(std::chrono::duration<double>(min_duration_s));
     std::this_thread::sleep_until(until);
     auto const end = clock::now();
     stream.free_at = std::max(until, begin);
     lock.lock();
     --running_;
-    double const took = std::chrono::duration<double>(end - begin).count();
+    double const duration_s = std::chrono::duration<double>(end - begin).count();
     usage_.busy_s[static_cast<std::size_t>(stream_number)] +=
-        std::max(std::min(took, least * 1.5), least == 0 ? took : least);
+        std::max(std::min(duration_s, min_duration_s * 1.5), min_duration_s == 0 ? duration_s : min_duration_s);
     usage_.bytes[static_cast<std::size_t>(stream_number)] += op.bytes;
     if (!failure.empty() && error_->empty())
         *error_ = failure;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The emulated device's part of an optimizer.
+// emulated_part: an optimizer's pieces on an emulated device.
 #pragma once
 
 #include <algorithm>
@@ -140,22 +140,22 @@ private:
                 return;
             }
         }
-        bool const reads = only_reads(pass);
-        group_step const& now = pass == block_pass::speculate ? speculated : settled;
+        bool const reads_only = only_reads(pass);
+        group_step const& applied = pass == block_pass::speculate ? speculated : settled;
         detail::offload_shard::ready_gradient const g =
-            s.gradient(block_in_piece, summed, reads ? gradient_rules{} : now.rules, is_first(pass), scratch);
+            s.gradient(block_in_piece, summed, reads_only ? gradient_rules{} : applied.rules, is_first(pass), scratch);
         if (is_first(pass))
             squares_[block] = g.squares;
         if (pass == block_pass::compare && s.gradient_checksum(block_in_piece, summed) != checksums_[block])
             squares_[block].sum = -1; // matches no sum: the gradient has changed, perhaps only in signs or order
-        if (reads)
+        if (reads_only)
             return;
         if (pass == block_pass::speculate || keep_records) {
-            (void)s.step_recorded(block_in_piece, g, now.c, false, record);
+            (void)s.step_recorded(block_in_piece, g, applied.c, false, record);
             recorded_[block] = epoch;
             checksums_[block] = s.gradient_checksum(block_in_piece, summed);
         } else {
-            s.step(block_in_piece, g, now.c, false);
+            s.step(block_in_piece, g, applied.c, false);
         }
     }
 
@@ -167,7 +167,7 @@ private:
     std::uint64_t epoch_ = 1;        // records of earlier epochs are invalid
     device_ptr memory_;
     std::byte* records_ = nullptr;
-    isa tier_ = best_available_isa(); // no bit depends on it
+    isa tier_ = best_available_isa(); // same bits in any tier
     // Accessed only by operations on the work stream, and by copies that wait for it.
     std::vector<grad_squares> squares_;
     std::vector<std::uint64_t> recorded_;  // epoch of each block's record; 0: no record

@@ -13,11 +13,11 @@ ADAMANT_BEGIN_NAMESPACE
 ADAMANT_DECL double placement::ratio() const noexcept
 {
     detail::default_mode_scope const mode;
-    std::size_t const all = cpu_elems + device_elems;
-    return all == 0 ? 1.0 : static_cast<double>(cpu_elems) / static_cast<double>(all);
+    std::size_t const total = cpu_elems + device_elems;
+    return total == 0 ? 1.0 : static_cast<double>(cpu_elems) / static_cast<double>(total);
 }
 
-ADAMANT_DECL void validate(placement const& placed, std::vector<std::size_t> const& sizes)
+ADAMANT_DECL void validate(placement const& candidate, std::vector<std::size_t> const& sizes)
 {
     std::size_t shard = 0;
     std::size_t next = 0;
@@ -32,7 +32,7 @@ ADAMANT_DECL void validate(placement const& placed, std::vector<std::size_t> con
             next = 0;
         }
     };
-    for (shard_piece const& piece : placed.pieces) {
+    for (shard_piece const& piece : candidate.pieces) {
         pass_full_shards();
         if (piece.elems == 0)
             refuse({"has a piece without elements, of shard ", piece.shard});
@@ -52,8 +52,8 @@ ADAMANT_DECL void validate(placement const& placed, std::vector<std::size_t> con
     pass_full_shards();
     if (shard != sizes.size())
         refuse({"lacks element ", next, " of shard ", shard, ", which has ", sizes[shard]});
-    if (elems[0] != placed.cpu_elems || elems[1] != placed.device_elems)
-        refuse({"counts ", detail::counted(placed.cpu_elems, "element"), " on the CPU and ", placed.device_elems,
+    if (elems[0] != candidate.cpu_elems || elems[1] != candidate.device_elems)
+        refuse({"counts ", detail::counted(candidate.cpu_elems, "element"), " on the CPU and ", candidate.device_elems,
                 " on the device, but its pieces have ", elems[0], " and ", elems[1]});
 }
 

@@ -44,13 +44,13 @@ inline std::vector<std::size_t> device_order_of(split_request const& request, st
 inline std::size_t total_elems(std::vector<std::size_t> const& sizes)
 {
     std::uint64_t const most = std::uint64_t{1} << 53;
-    std::uint64_t all = 0;
+    std::uint64_t total = 0;
     for (std::size_t const elems : sizes) {
-        if (elems > most - all)
+        if (elems > most - total)
             throw_invalid_argument({"cannot split shards with more than 2^53 elements."});
-        all += elems;
+        total += elems;
     }
-    return static_cast<std::size_t>(all);
+    return static_cast<std::size_t>(total);
 }
 
 inline void check_split(split_request const& request)
@@ -67,38 +67,38 @@ inline void check_split(split_request const& request)
                                 "shards on the device. Omit the order, or set split_unit::shard."});
 }
 
-// Assigns shards to the device in their order until it has `wanted` elements. The last shard is cut: the device gets a
+// Assigns shards to the device in their order until it has `target` elements. The last shard is cut: the device gets a
 // part at its beginning, or at its end if from_the_end. The cut is at a block boundary, so the result is exact to half
 // a block. Returns the elements of each shard on the device.
 inline std::vector<std::size_t> take_elements(std::vector<std::size_t> const& sizes,
                                               std::vector<std::size_t> const& order, bool from_the_end,
-                                              std::size_t wanted, std::size_t least, std::size_t most)
+                                              std::size_t target, std::size_t least, std::size_t most)
 {
-    std::vector<std::size_t> taken(sizes.size());
-    std::size_t left = wanted;
+    std::vector<std::size_t> device_elems(sizes.size());
+    std::size_t remaining = target;
     for (std::size_t const shard : order) {
         std::size_t const n = sizes[shard];
-        if (left >= n) {
-            taken[shard] = n;
-            left -= n;
+        if (remaining >= n) {
+            device_elems[shard] = n;
+            remaining -= n;
             continue;
         }
-        // The block boundaries on both sides of the wanted cut.
-        std::size_t const cut = from_the_end ? n - left : left;
+        // The block boundaries on both sides of the exact cut.
+        std::size_t const cut = from_the_end ? n - remaining : remaining;
         std::size_t const before = cut / norm_block_elems * norm_block_elems;
         std::size_t const after = std::min(before + (cut != before) * norm_block_elems, n);
         std::size_t const low = from_the_end ? n - after : before;
         std::size_t const high = from_the_end ? n - before : after;
-        bool const low_fits = wanted - left + low >= least;
-        bool const high_fits = wanted - left + high <= most;
-        taken[shard] = (high - left < left - low && high_fits) || !low_fits ? high : low;
+        bool const low_fits = target - remaining + low >= least;
+        bool const high_fits = target - remaining + high <= most;
+        device_elems[shard] = (high - remaining < remaining - low && high_fits) || !low_fits ? high : low;
         break;
     }
-    return taken;
+    return device_elems;
 }
 
 inline std::vector<std::size_t> take_whole_shards(std::vector<std::size_t> const& sizes,
-                                                  std::vector<std::size_t> const& order, std::size_t wanted,
+                                                  std::vector<std::size_t> const& order, std::size_t target,
                                                   std::size_t least, std::size_t most, bool& nearest)
 {
     std::vector<size_class> classes;
@@ -110,16 +110,16 @@ inline std::vector<std::size_t> take_whole_shards(std::vector<std::size_t> const
                 classes.push_back({sizes[shard], 0});
             ++classes[entry->second].shards;
         }
-    nearest_set set = nearest_subset(classes, wanted, least, most).best();
+    nearest_set set = nearest_subset(classes, target, least, most).best();
     nearest = set.proven;
-    std::vector<std::size_t> taken(sizes.size());
+    std::vector<std::size_t> device_elems(sizes.size());
     for (std::size_t const shard : order)
         if (sizes[shard] != 0)
-            if (std::size_t& left_to_take = set.taken[class_of.at(sizes[shard])]; left_to_take != 0) {
-                taken[shard] = sizes[shard];
-                --left_to_take;
+            if (std::size_t& remaining = set.counts[class_of.at(sizes[shard])]; remaining != 0) {
+                device_elems[shard] = sizes[shard];
+                --remaining;
             }
-    return taken;
+    return device_elems;
 }
 
 } // namespace detail
@@ -129,12 +129,12 @@ ADAMANT_DECL placement split(std::vector<std::size_t> const& sizes, split_reques
     detail::default_mode_scope const mode;
     detail::check_split(request);
     std::vector<std::size_t> const order = detail::device_order_of(request, sizes.size());
-    std::size_t const all = detail::total_elems(sizes);
-    std::size_t const most_on_cpu = std::min(all, request.most_on_cpu.value_or(all));
-    std::size_t const most_on_device = std::min(all, request.most_on_device.value_or(all));
-    std::size_t const least_on_device = all - most_on_cpu;
+    std::size_t const total = detail::total_elems(sizes);
+    std::size_t const most_on_cpu = std::min(total, request.most_on_cpu.value_or(total));
+    std::size_t const most_on_device = std::min(total, request.most_on_device.value_or(total));
+    std::size_t const least_on_device = total - most_on_cpu;
     auto const refuse = [&](std::string const& why) {
-        detail::throw_unavailable({"cannot split ", detail::counted(all, "element"), " with at most ", most_on_cpu,
+        detail::throw_unavailable({"cannot split ", detail::counted(total, "element"), " with at most ", most_on_cpu,
                                    " on the CPU and ", most_on_device, " on the device: ", why});
     };
     if (least_on_device > most_on_device)
@@ -156,21 +156,22 @@ ADAMANT_DECL placement split(std::vector<std::size_t> const& sizes, split_reques
     } else {
         // Computed from the ratio, not from 1 - ratio, which is inexact: 1 - 0.9 is not the nearest double to 0.1.
         std::size_t const on_cpu =
-            std::min(all, static_cast<std::size_t>(std::llround(request.ratio * static_cast<double>(all))));
-        std::size_t const wanted = std::clamp(all - on_cpu, least_on_device, most_on_device);
-        result.limited = wanted != all - on_cpu;
+            std::min(total, static_cast<std::size_t>(std::llround(request.ratio * static_cast<double>(total))));
+        std::size_t const target = std::clamp(total - on_cpu, least_on_device, most_on_device);
+        result.limited = target != total - on_cpu;
         on_device =
             request.unit == split_unit::element
-                ? detail::take_elements(sizes, order, request.order == split_order::back, wanted, least_on_device,
+                ? detail::take_elements(sizes, order, request.order == split_order::back, target, least_on_device,
                                         most_on_device)
-                : detail::take_whole_shards(sizes, order, wanted, least_on_device, most_on_device, result.nearest);
+                : detail::take_whole_shards(sizes, order, target, least_on_device, most_on_device, result.nearest);
     }
     for (std::size_t i = 0; i < sizes.size(); ++i) {
-        std::size_t const others = sizes[i] - on_device[i];
+        std::size_t const cpu_elems = sizes[i] - on_device[i];
         bool const device_first = request.order == split_order::front;
-        detail::append_piece(result, i, 0, device_first ? on_device[i] : others,
+        detail::append_piece(result, i, 0, device_first ? on_device[i] : cpu_elems,
                              device_first ? backend_kind::device : backend_kind::cpu);
-        detail::append_piece(result, i, device_first ? on_device[i] : others, device_first ? others : on_device[i],
+        detail::append_piece(result, i, device_first ? on_device[i] : cpu_elems,
+                             device_first ? cpu_elems : on_device[i],
                              device_first ? backend_kind::cpu : backend_kind::device);
     }
     if (result.device_elems > most_on_device || result.cpu_elems > most_on_cpu)
@@ -188,14 +189,14 @@ ADAMANT_DECL std::vector<subgroup> form_subgroups(std::vector<std::size_t> const
         detail::throw_invalid_argument({"sub_group_size is 0, but must be above 0. DeepSpeed's default is 1e9."});
     if (ranks == 0)
         detail::throw_invalid_argument({"cannot partition parameters between 0 ranks. Pass at least 1."});
-    std::vector<subgroup> all;
+    std::vector<subgroup> subgroups;
     for (std::size_t i = 0; i < param_sizes.size(); ++i) {
-        if (i == 0 || all.back().elems >= sub_group_size)
-            all.push_back({i, 0, 0});
-        ++all.back().params;
-        all.back().elems += param_sizes[i] / ranks + (param_sizes[i] % ranks != 0);
+        if (i == 0 || subgroups.back().elems >= sub_group_size)
+            subgroups.push_back({i, 0, 0});
+        ++subgroups.back().params;
+        subgroups.back().elems += param_sizes[i] / ranks + (param_sizes[i] % ranks != 0);
     }
-    return all;
+    return subgroups;
 }
 
 ADAMANT_END_NAMESPACE

@@ -23,7 +23,7 @@ struct size_class {
 };
 
 struct nearest_set {
-    std::vector<std::size_t> taken; // number of shards of each class
+    std::vector<std::size_t> counts; // number of shards of each class
     std::size_t elems = 0;
     bool proven = true; // no other set is better
 };
@@ -43,10 +43,10 @@ public:
     {
         reached_[0] = 1;
         for (std::size_t c = 0; c < classes.size(); ++c) {
-            std::size_t left = classes[c].shards;
-            for (std::size_t bundle_shards = 1; left != 0; bundle_shards *= 2) {
-                bundle_shards = std::min(bundle_shards, left);
-                left -= bundle_shards;
+            std::size_t remaining = classes[c].shards;
+            for (std::size_t bundle_shards = 1; remaining != 0; bundle_shards *= 2) {
+                bundle_shards = std::min(bundle_shards, remaining);
+                remaining -= bundle_shards;
                 // Rounds the weight of the whole bundle, so that the errors of its shards do not accumulate.
                 std::size_t const weight = (bundle_shards * classes[c].elems + unit / 2) / unit;
                 if (weight == 0 || weight > most) // rounds to no unit, or exceeds every sum of interest
@@ -61,13 +61,13 @@ public:
     // The number of shards of each class in the set that makes this sum.
     [[nodiscard]] std::vector<std::size_t> set_of(std::size_t sum, std::size_t classes) const
     {
-        std::vector<std::size_t> taken(classes);
+        std::vector<std::size_t> counts(classes);
         while (sum != 0) {
             bundle const& last = bundles_[first_bundle_[sum]];
-            taken[last.class_index] += last.shards;
+            counts[last.class_index] += last.shards;
             sum -= last.weight;
         }
-        return taken;
+        return counts;
     }
 
 private:
@@ -88,10 +88,10 @@ private:
             std::uint64_t moved = reached_[w - words] << bits;
             if (bits != 0 && w > words)
                 moved |= reached_[w - words - 1] >> (64 - bits);
-            std::uint64_t fresh = moved & ~reached_[w];
-            reached_[w] |= fresh;
-            for (; fresh != 0; fresh &= fresh - 1)
-                if (std::size_t const sum = w * 64 + static_cast<std::size_t>(std::countr_zero(fresh)); sum <= most)
+            std::uint64_t added = moved & ~reached_[w];
+            reached_[w] |= added;
+            for (; added != 0; added &= added - 1)
+                if (std::size_t const sum = w * 64 + static_cast<std::size_t>(std::countr_zero(added)); sum <= most)
                     first_bundle_[sum] = static_cast<std::uint32_t>(bundles_.size() - 1);
         }
     }
@@ -102,20 +102,20 @@ private:
 };
 
 // Finds the set of shards with at least `least` and at most `most` elements whose number of elements is nearest to
-// `wanted`, which is between them; of two equally near sets the smaller one. If no set within the bounds is found,
+// `target`, which is between them; of two equally near sets the smaller one. If no set within the bounds is found,
 // returns one outside. If best().proven, no set is within the bounds, or none is nearer.
 class nearest_subset {
 public:
-    nearest_subset(std::span<size_class const> classes, std::size_t wanted, std::size_t least, std::size_t most)
-        : classes_(classes), wanted_(wanted), least_(least), most_(most)
+    nearest_subset(std::span<size_class const> classes, std::size_t target, std::size_t least, std::size_t most)
+        : classes_(classes), target_(target), least_(least), most_(most)
     {
-        best_.taken.assign(classes.size(), 0);
-        std::size_t all = 0;
+        best_.counts.assign(classes.size(), 0);
+        std::size_t total = 0;
         std::size_t unit = 0;
         std::size_t bundles = 1;
         std::size_t largest = 0;
         for (size_class const& c : classes) {
-            all += c.elems * c.shards;
+            total += c.elems * c.shards;
             unit = std::gcd(unit, c.elems);
             largest = std::max(largest, c.elems);
             bundles += static_cast<std::size_t>(std::bit_width(c.shards));
@@ -125,60 +125,59 @@ public:
         // Limits the search to some 40 MB and some tenths of a second.
         std::size_t const most_units =
             std::clamp((std::size_t{1} << 33) / bundles, std::size_t{1} << 16, std::size_t{1} << 23);
-        // Adding shards one by one passes `wanted` in a step of at most the largest shard, so no sum beyond `top` is
+        // Adding shards one by one passes `target` in a step of at most the largest shard, so no sum beyond `top` is
         // nearer.
-        std::size_t const top = std::min({all, most, wanted + largest});
+        std::size_t const top = std::min({total, most, target + largest});
         best_.proven = top / unit <= most_units;
         if (!best_.proven)
             unit = top / most_units + 1;
         search(unit, (top + unit / 2) / unit);
         if (!best_.proven)
             improve();
-        best_.proven = best_.proven || best_.elems == wanted;
+        best_.proven = best_.proven || best_.elems == target;
     }
     [[nodiscard]] nearest_set const& best() const noexcept { return best_; }
 
 private:
-    [[nodiscard]] bool within(std::size_t elems) const noexcept { return elems >= least_ && elems <= most_; }
+    [[nodiscard]] bool is_within(std::size_t elems) const noexcept { return elems >= least_ && elems <= most_; }
     // Whether a set of this many elements is better than the current best.
-    [[nodiscard]] bool better(std::size_t elems) const noexcept
+    [[nodiscard]] bool is_better(std::size_t elems) const noexcept
     {
-        if (within(elems) != within(best_.elems))
-            return within(elems);
+        if (is_within(elems) != is_within(best_.elems))
+            return is_within(elems);
         if (elems > most_)
             return false;
-        std::size_t const new_distance = distance(elems, wanted_);
-        std::size_t const best_distance = distance(best_.elems, wanted_);
+        std::size_t const new_distance = distance(elems, target_);
+        std::size_t const best_distance = distance(best_.elems, target_);
         return new_distance < best_distance || (new_distance == best_distance && elems < best_.elems);
     }
-    // Searches from the wanted sum outwards, the smaller sum first. If units are exact, the first sum within the bounds
+    // Searches from the target outwards, the smaller sum first. If units are exact, the first sum within the bounds
     // is the nearest. Otherwise sums are approximate, so the search tries several sums within the bounds, and stops
     // after a limited number of sums if few are within the bounds.
     void search(std::size_t unit, std::size_t last)
     {
         subset_sums const sums(classes_, unit, last);
         std::size_t const middle =
-            std::min(last, (wanted_ + (unit - 1) / 2) / unit); // ties round down, to the smaller sum
+            std::min(last, (target_ + (unit - 1) / 2) / unit); // ties round down, to the smaller sum
         std::size_t const enough = best_.proven ? 1 : 64;
         std::size_t const patience = 1024;
-        std::size_t within_bounds = 0;
+        std::size_t sums_within = 0;
         std::size_t tried = 0;
         auto const try_sum = [&](std::size_t sum) {
-            if (!sums.has(sum) || (best_.proven && !within(sum * unit)))
+            if (!sums.has(sum) || (best_.proven && !is_within(sum * unit)))
                 return;
             ++tried;
-            std::vector<std::size_t> taken = sums.set_of(sum, classes_.size());
+            std::vector<std::size_t> counts = sums.set_of(sum, classes_.size());
             std::size_t elems = 0;
             for (std::size_t c = 0; c < classes_.size(); ++c)
-                elems += taken[c] * classes_[c].elems;
-            within_bounds += within(elems);
-            if (better(elems)) {
-                best_.taken = std::move(taken);
+                elems += counts[c] * classes_[c].elems;
+            sums_within += is_within(elems);
+            if (is_better(elems)) {
+                best_.counts = std::move(counts);
                 best_.elems = elems;
             }
         };
-        for (std::size_t d = 0; d <= std::max(middle, last - middle) && within_bounds < enough && tried < patience;
-             ++d) {
+        for (std::size_t d = 0; d <= std::max(middle, last - middle) && sums_within < enough && tried < patience; ++d) {
             if (d <= middle)
                 try_sum(middle - d);
             if (d != 0 && d <= last - middle)
@@ -188,28 +187,28 @@ private:
     // Removes the error of rounding to units: adds or removes shards of one size while that improves the set.
     void improve()
     {
-        for (bool again = true; again;) {
-            again = false;
+        for (bool changed = true; changed;) {
+            changed = false;
             for (std::size_t c = 0; c < classes_.size(); ++c) {
                 std::size_t const elems = classes_[c].elems;
-                std::size_t const wanted_change = std::max(std::size_t{1}, distance(best_.elems, wanted_) / elems);
-                std::size_t const more = std::min(wanted_change, classes_[c].shards - best_.taken[c]);
-                std::size_t const less = std::min(wanted_change, best_.taken[c]);
-                if (better(best_.elems + more * elems)) {
-                    best_.taken[c] += more;
+                std::size_t const change = std::max(std::size_t{1}, distance(best_.elems, target_) / elems);
+                std::size_t const more = std::min(change, classes_[c].shards - best_.counts[c]);
+                std::size_t const less = std::min(change, best_.counts[c]);
+                if (is_better(best_.elems + more * elems)) {
+                    best_.counts[c] += more;
                     best_.elems += more * elems;
-                    again = true;
-                } else if (better(best_.elems - less * elems)) {
-                    best_.taken[c] -= less;
+                    changed = true;
+                } else if (is_better(best_.elems - less * elems)) {
+                    best_.counts[c] -= less;
                     best_.elems -= less * elems;
-                    again = true;
+                    changed = true;
                 }
             }
         }
     }
 
     std::span<size_class const> classes_;
-    std::size_t wanted_, least_, most_;
+    std::size_t target_, least_, most_;
     nearest_set best_;
 };
 
