@@ -33,7 +33,7 @@ ADAMANT_BEGIN_NAMESPACE
 ///
 /// A replaced file keeps its permission bits but not its owner, a new file gets those of the umask. A symbolic link is
 /// followed.
-/// @return what the file system could not do although the file is complete.
+/// @return the steps of the save that the file system refused although the file is complete.
 /// @throws invalid_argument if validate(state) rejects the state, or if the header would exceed 100 MB; before anything
 /// is written.
 /// @throws unavailable with the system's reason and the path if the file cannot be written, or if another save to this

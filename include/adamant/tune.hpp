@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Tuning by measurement: the number of cores an optimizer needs, and the best CPU-to-device ratio.
+// Tuning by measurement: the number of cores that an optimizer needs, and the best ratio of CPU and device.
 #pragma once
 
 #include <algorithm>

@@ -96,10 +96,10 @@ inline tuned_cores tuned_from_json(nlohmann::ordered_json const& document)
     document["curve"] = nlohmann::ordered_json::array();
     for (core_time const& point : result.curve)
         document["curve"].push_back({{"cores", point.cores},
-                                 {"median_s", point.median_s},
-                                 {"p10_s", point.p10_s},
-                                 {"p90_s", point.p90_s},
-                                 {"measurements", point.measurements}});
+                                     {"median_s", point.median_s},
+                                     {"p10_s", point.p10_s},
+                                     {"p90_s", point.p90_s},
+                                     {"measurements", point.measurements}});
     document["tried"] = nlohmann::ordered_json::array();
     for (tried_setting const& t : result.tried)
         document["tried"].push_back(
@@ -108,7 +108,7 @@ inline tuned_cores tuned_from_json(nlohmann::ordered_json const& document)
 }
 
 /// Writes a tuning result to a file, and replaces an existing file atomically.
-/// @return what the file system could not do although the file is complete.
+/// @return the steps of the save that the file system refused although the file is complete.
 /// @throws unavailable with the path and the system's reason if the file cannot be written.
 inline save_report save_tuned(std::filesystem::path const& path, tuned_cores const& result)
 {

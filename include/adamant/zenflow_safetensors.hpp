@@ -30,7 +30,7 @@ ADAMANT_BEGIN_NAMESPACE
 /// Gives the guarantees of save_safetensors() of a state_dict: a reader of the path finds the old file or the new one,
 /// both complete. Each array is read twice and not copied; the arrays must not change meanwhile, so no step may be
 /// taken. The same state gives the same bytes.
-/// @return what the file system could not do although the file is complete.
+/// @return the steps of the save that the file system refused although the file is complete.
 /// @throws invalid_argument if validate(state) rejects the state, or if the header would exceed 100 MB; before anything
 /// is written.
 /// @throws unavailable if the file cannot be written, or if another save to this path is in progress.
