@@ -117,7 +117,7 @@ private:
                               cudaGetErrorString(error != cudaSuccess ? error : cudaErrorNoDevice) +
                               "'; check whether nvidia-smi finds one, or use only the CPU");
         }
-        std::string others;
+        std::string names;
         for (int i = 0; i < count; ++i) {
             cudaDeviceProp properties;
             if (cudaError_t const error = cudaGetDeviceProperties(&properties, i); error != cudaSuccess) {
@@ -132,9 +132,9 @@ private:
                                      ", and adamant needs 7.0 or newer (Volta, of 2017)"}));
             if (i == ordinal)
                 return {ordinal, properties.major * 10 + properties.minor, name};
-            others += (i == 0 ? "" : ", ") + name;
+            names += (i == 0 ? "" : ", ") + name;
         }
-        throw unavailable(refusal + "there " + (count == 1 ? "is only " : "are only ") + others +
+        throw unavailable(refusal + "there " + (count == 1 ? "is only " : "are only ") + names +
                           "; give one of these numbers (CUDA_VISIBLE_DEVICES decides which there are)");
     }
 

@@ -147,7 +147,7 @@ private:
     }
 
     std::string_view text_;
-    char const* what_;
+    char const* expected_;
     std::size_t position_ = 0;
 };
 

@@ -232,7 +232,7 @@ struct tuned_cores {
 
 /// Checks that a saved result is valid for this machine and work.
 /// @throws unavailable naming each difference.
-void check_key(tuned_cores const& saved, tuning_key const& here);
+void check_key(tuned_cores const& saved, tuning_key const& current);
 
 // ---- Tuning
 

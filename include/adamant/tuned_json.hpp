@@ -151,7 +151,7 @@ inline save_report save_tuned(std::filesystem::path const& path, tuned_cores con
 
 /// Reads a tuning result for this machine and work, given by the key from tuning_key_of().
 /// @throws unavailable if the result is not finished, and what read_tuned() and check_key() throw.
-[[nodiscard]] inline tuned_cores load_tuned(std::filesystem::path const& path, tuning_key const& here)
+[[nodiscard]] inline tuned_cores load_tuned(std::filesystem::path const& path, tuning_key const& current)
 {
     tuned_cores result = read_tuned(path);
     if (!result.finished)
@@ -159,7 +159,7 @@ inline save_report save_tuned(std::filesystem::path const& path, tuned_cores con
                                    ": tuning reached its deadline before it was known whether more than ", result.cores,
                                    " of ", result.of, " cores are worth using. Tune again with a later deadline."});
     try {
-        check_key(result, here);
+        check_key(result, current);
     } catch (unavailable const& e) {
         detail::throw_unavailable({path.string(), ": ", std::string(e.what()).substr(9)});
     }

@@ -21,9 +21,9 @@
 ADAMANT_BEGIN_NAMESPACE
 namespace detail::cuda {
 
-[[nodiscard]] inline std::size_t stored_bytes(device_piece const& p, shard_array::index which) noexcept
+[[nodiscard]] inline std::size_t stored_bytes(device_piece const& p, shard_array::index array_index) noexcept
 {
-    return array_bytes(p.types[which], p.elems);
+    return array_bytes(p.types[array_index], p.elems);
 }
 [[nodiscard]] inline shard_dtypes types_of(device_piece const& p) noexcept
 {
@@ -49,9 +49,9 @@ struct part_layout {
     [[nodiscard]] static std::size_t record_bytes(device_piece const& p) noexcept
     {
         std::size_t bytes = 0;
-        for (auto const which : state_arrays)
-            if (is_state(types_of(p), which))
-                bytes += aligned(stored_bytes(p, which));
+        for (auto const array_index : state_arrays)
+            if (is_state(types_of(p), array_index))
+                bytes += aligned(stored_bytes(p, array_index));
         return bytes;
     }
 

@@ -26,9 +26,9 @@ public:
     {
         std::size_t records = 0;
         for (device_piece const& piece : pieces_) {
-            auto const array = [&](shard_array::index which) {
-                device_ptr const pointer = piece.arrays[which];
-                return pointer ? device_.real(pointer, array_bytes(piece.types[which], piece.elems)) : nullptr;
+            auto const array = [&](shard_array::index array_index) {
+                device_ptr const pointer = piece.arrays[array_index];
+                return pointer ? device_.real(pointer, array_bytes(piece.types[array_index], piece.elems)) : nullptr;
             };
             namespace arrays = shard_array;
             dtype const sum = piece.types[arrays::accumulator];

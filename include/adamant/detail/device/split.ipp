@@ -85,10 +85,10 @@ inline std::vector<std::size_t> take_elements(std::vector<std::size_t> const& si
         }
         // The block boundaries on both sides of the exact cut.
         std::size_t const cut = from_the_end ? n - remaining : remaining;
-        std::size_t const before = cut / norm_block_elems * norm_block_elems;
-        std::size_t const after = std::min(before + (cut != before) * norm_block_elems, n);
-        std::size_t const low = from_the_end ? n - after : before;
-        std::size_t const high = from_the_end ? n - before : after;
+        std::size_t const lower_boundary = cut / norm_block_elems * norm_block_elems;
+        std::size_t const upper_boundary = std::min(lower_boundary + (cut != lower_boundary) * norm_block_elems, n);
+        std::size_t const low = from_the_end ? n - upper_boundary : lower_boundary;
+        std::size_t const high = from_the_end ? n - lower_boundary : upper_boundary;
         bool const low_fits = target - remaining + low >= least;
         bool const high_fits = target - remaining + high <= most;
         device_elems[shard] = (high - remaining < remaining - low && high_fits) || !low_fits ? high : low;

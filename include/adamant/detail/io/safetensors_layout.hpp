@@ -26,11 +26,11 @@ namespace detail {
 // Returns the shape of a tensor in a file: of its elements, or of the bytes of its groups.
 inline std::vector<std::size_t> file_shape(std::vector<std::size_t> const& shape, dtype type)
 {
-    std::size_t const together = elems_together(type);
-    if (together == 1)
+    std::size_t const unit = elems_together(type);
+    if (unit == 1)
         return shape;
     std::size_t const n = element_count({"", shape});
-    return {(n + together - 1) / together, size_bytes(type)};
+    return {(n + unit - 1) / unit, size_bytes(type)};
 }
 
 // Builds the tensors of a file: adjacent sorted tensors become one.

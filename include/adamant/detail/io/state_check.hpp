@@ -147,10 +147,10 @@ inline void check_tensor(state_dict const& state, std::vector<std::size_t> const
     if (tensor.begin > count || tensor.elements > count - tensor.begin)
         refuse({"(", subject, ") has ", counted(tensor.elements, "element"), " from ", tensor.begin,
                 ", but the param has ", count});
-    std::size_t const together = elems_together(tensor.type);
-    if (tensor.begin % together != 0 || (tensor.elements % together != 0 && tensor.begin + tensor.elements != count))
+    std::size_t const unit = elems_together(tensor.type);
+    if (tensor.begin % unit != 0 || (tensor.elements % unit != 0 && tensor.begin + tensor.elements != count))
         refuse({"(", subject, ") has elements ", range_text(tensor.begin, tensor.begin + tensor.elements), " of ",
-                count, ", but groups of ", together, " elements are not cut"});
+                count, ", but groups of ", unit, " elements are not cut"});
     if (tensor.data == nullptr && tensor.source == nullptr && tensor.elements != 0)
         refuse({"(", subject, ") has no data"});
 }

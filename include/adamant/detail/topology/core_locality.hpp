@@ -46,11 +46,11 @@ protected:
     {
         std::vector<group> groups;
         for (unsigned const c : pool) {
-            auto found = std::find_if(groups.begin(), groups.end(),
+            auto match = std::find_if(groups.begin(), groups.end(),
                                       [&](group const& g) { return g.node == machine_.cores[c].node; });
-            if (found == groups.end())
-                found = groups.insert(groups.end(), {machine_.cores[c].node, {}, {}});
-            found->cores.push_back(c);
+            if (match == groups.end())
+                match = groups.insert(groups.end(), {machine_.cores[c].node, {}, {}});
+            match->cores.push_back(c);
         }
         return groups;
     }

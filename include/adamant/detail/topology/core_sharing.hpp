@@ -72,7 +72,7 @@ protected:
             !base_parts.empty() && rate(base_parts, gpu_distances) < rate(ordered_parts, gpu_distances)
                 ? std::move(base_parts)
                 : std::move(ordered_parts);
-        for (rating before = rate(parts, gpu_distances);;) {
+        for (rating old_rating = rate(parts, gpu_distances);;) {
             if (!search(groups, parts, gpu_distances)) {
                 do
                     parts = assign_nearest(std::move(parts), gpu_distances);
@@ -80,10 +80,10 @@ protected:
                 return parts;
             }
             parts = assign_nearest(std::move(parts), gpu_distances); // the sizes may differ
-            rating const after = rate(parts, gpu_distances);
-            if (!(after < before))
+            rating const new_rating = rate(parts, gpu_distances);
+            if (!(new_rating < old_rating))
                 return parts;
-            before = after;
+            old_rating = new_rating;
         }
     }
 
@@ -107,9 +107,9 @@ protected:
                 cost[r].push_back(
                     mean_distance(g.cores, 1, gpu_distances[r], unit_ / static_cast<std::int64_t>(optimizer_cores[r])));
         }
-        rating const before = rate(parts, gpu_distances);
+        rating const old_rating = rate(parts, gpu_distances);
         node_search nodes(std::move(capacity), optimizer_cores, cost);
-        auto const shares = nodes.find_better({before.nodes, before.distance});
+        auto const shares = nodes.find_better({old_rating.nodes, old_rating.distance});
         if (!shares)
             return nodes.complete();
         std::vector<core_list> candidates(parts.size());
@@ -131,7 +131,7 @@ protected:
                         give(r, n, parts[r].size() - candidates[r].size());
         for (core_list& part : candidates)
             std::sort(part.begin(), part.end());
-        if (rate(candidates, gpu_distances) < before)
+        if (rate(candidates, gpu_distances) < old_rating)
             parts = std::move(candidates);
         return nodes.complete();
     }
@@ -140,7 +140,7 @@ protected:
     bool exchange_cores(std::vector<core_list>& parts, distances const& gpu_distances) const
     {
         auto const try_exchange = [&](std::size_t a, std::size_t b) {
-            rating const before = rate({parts[a], parts[b]}, {gpu_distances[a], gpu_distances[b]});
+            rating const old_rating = rate({parts[a], parts[b]}, {gpu_distances[a], gpu_distances[b]});
             for (group const& i : by_node(parts[a]))
                 for (group const& j : by_node(parts[b])) {
                     if (i.node == j.node || i.node == no_node || j.node == no_node)
@@ -155,7 +155,7 @@ protected:
                         return candidate;
                     };
                     std::vector<core_list> candidates = {with_exchange(parts[a], i, j), with_exchange(parts[b], j, i)};
-                    if (rate(candidates, {gpu_distances[a], gpu_distances[b]}) < before) {
+                    if (rate(candidates, {gpu_distances[a], gpu_distances[b]}) < old_rating) {
                         parts[a] = std::move(candidates[0]);
                         parts[b] = std::move(candidates[1]);
                         return true;
@@ -181,11 +181,11 @@ protected:
         std::size_t most = 0;  // maximum of ranks of one node
         std::size_t seats = 0; // ranks that all nodes can hold together
         while (seats < ranks) {
-            std::size_t const before = std::exchange(seats, 0);
+            std::size_t const old_rating = std::exchange(seats, 0);
             ++most;
             for (group const& g : groups)
                 seats += std::min(g.cores.size() / min_cores, most);
-            if (seats == before)
+            if (seats == old_rating)
                 return false;
         }
         struct seat {
@@ -224,7 +224,7 @@ protected:
     bool swap_nodes(std::vector<group> const& groups, std::vector<core_list>& parts,
                     distances const& gpu_distances) const
     {
-        rating const before = rate(parts, gpu_distances);
+        rating const old_rating = rate(parts, gpu_distances);
         for (group const& i : groups)
             for (group const& j : groups) {
                 if (&j >= &i || i.cores.size() != j.cores.size() || i.node == no_node || j.node == no_node)
@@ -240,7 +240,7 @@ protected:
                         c = counterpart[c];
                     std::sort(part.begin(), part.end());
                 }
-                if (rate(candidates, gpu_distances) < before) {
+                if (rate(candidates, gpu_distances) < old_rating) {
                     parts = std::move(candidates);
                     return true;
                 }

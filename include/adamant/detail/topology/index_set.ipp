@@ -163,20 +163,22 @@ ADAMANT_DECL std::string to_mask(index_set const& set)
 
 namespace detail {
 
-ADAMANT_DECL text_scanner::text_scanner(std::string_view text, char const* what) : text_(text), what_(what) {}
+ADAMANT_DECL text_scanner::text_scanner(std::string_view text, char const* expected) : text_(text), expected_(expected)
+{
+}
 
 ADAMANT_DECL void text_scanner::fail(std::string const& problem) const
 {
     fail(problem, position_);
 }
 
-ADAMANT_DECL void text_scanner::fail(std::string const& problem, std::size_t where) const
+ADAMANT_DECL void text_scanner::fail(std::string const& problem, std::size_t offset) const
 {
-    std::string shown;
+    std::string printable;
     for (char const c : text_) // one column for each character
-        shown += c >= ' ' && c <= '~' ? c : '?';
-    throw_invalid_argument({"\"", shown, "\" is not ", what_, ": ", problem, ", at character ", where + 1, "\n  ",
-                            shown, "\n  ", std::string(where, ' '), "^"});
+        printable += c >= ' ' && c <= '~' ? c : '?';
+    throw_invalid_argument({"\"", printable, "\" is not ", expected_, ": ", problem, ", at character ", offset + 1,
+                            "\n  ", printable, "\n  ", std::string(offset, ' '), "^"});
 }
 
 ADAMANT_DECL bool text_scanner::is_at_end() const noexcept

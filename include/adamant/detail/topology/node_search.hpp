@@ -194,15 +194,15 @@ private:
             std::vector<std::size_t> const& nodes = all[order[k]];
             std::size_t const capacity = capacity_[nodes[0]] - reserved_[nodes[0]];
             std::int64_t const cost = cost_[rank][nodes[0]];
-            candidate const before = current;
-            for (std::size_t n = 0; n <= nodes.size() && before.alone.nodes + n <= most_nodes; ++n) {
+            candidate const base = current;
+            for (std::size_t n = 0; n <= nodes.size() && base.alone.nodes + n <= most_nodes; ++n) {
                 std::size_t const cores = std::min(missing, n * capacity);
                 current.node_counts[order[k]] = n;
-                current.alone = {before.alone.nodes + n, before.alone.cost + static_cast<std::int64_t>(cores) * cost};
-                current.key = {current.alone.nodes, before.key.cost + static_cast<std::int64_t>(n) * cost};
+                current.alone = {base.alone.nodes + n, base.alone.cost + static_cast<std::int64_t>(cores) * cost};
+                current.key = {current.alone.nodes, base.key.cost + static_cast<std::int64_t>(n) * cost};
                 self(self, k + 1, missing - cores);
             }
-            current = before;
+            current = base;
         };
         extend(extend, 0, demand_[rank]);
         detail::sort_stably(result, [](candidate const& a, candidate const& b) { return a.alone < b.alone; });

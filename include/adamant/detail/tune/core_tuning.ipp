@@ -74,15 +74,15 @@ private:
     [[nodiscard]] std::vector<unsigned> boundaries() const
     {
         std::vector<unsigned> all;
-        std::size_t before = 0;
+        std::size_t previous_paths = 0;
         for (unsigned count = 1; count <= result_.of; ++count) {
             rank_cores const cores = cores_for_trial(host_, request_, count, result_.of)[0];
             std::size_t paths = cores.numa_nodes.size();
             for (topology::cache const& c : host_.caches)
                 paths += c.level == 3 && c.pus.intersects(cores.adam_pus);
-            if (count > 1 && paths > before)
+            if (count > 1 && paths > previous_paths)
                 all.push_back(count - 1);
-            before = paths;
+            previous_paths = paths;
         }
         return all;
     }

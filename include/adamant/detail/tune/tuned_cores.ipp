@@ -95,7 +95,7 @@ ADAMANT_DECL executor_options tuned_cores::options() const
     return {.max_chunk_elems = max_chunk_elems, .prefetch_bytes = prefetch_bytes};
 }
 
-ADAMANT_DECL void check_key(tuned_cores const& saved, tuning_key const& here)
+ADAMANT_DECL void check_key(tuned_cores const& saved, tuning_key const& current)
 {
     std::string differences;
     auto const value = [](tuning_key const& key, std::string const& name) -> std::string {
@@ -106,12 +106,12 @@ ADAMANT_DECL void check_key(tuned_cores const& saved, tuning_key const& here)
     };
     auto const compare = [&](tuning_key const& names) {
         for (auto const& entry : names.entries)
-            if (std::string const old_value = value(saved.key, entry.first), new_value = value(here, entry.first);
+            if (std::string const old_value = value(saved.key, entry.first), new_value = value(current, entry.first);
                 old_value != new_value && differences.find(entry.first + " was ") == std::string::npos)
                 differences +=
                     (differences.empty() ? "" : "; ") + entry.first + " was " + old_value + " and is " + new_value;
     };
-    compare(here);
+    compare(current);
     compare(saved.key);
     if (!differences.empty())
         detail::throw_unavailable(
