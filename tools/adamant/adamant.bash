@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-# Completion of adamant's command line in bash. The program itself says what fits, so this never falls behind it.
+# Completion of adamant's command line in bash. The program itself computes the candidates.
 _adamant() {
     mapfile -t COMPREPLY < <("$1" --complete "${COMP_WORDS[@]:1:COMP_CWORD}" 2>/dev/null)
     if [[ ${COMPREPLY[0]-} == "<file>" ]]; then

@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+// Definitions of arguments.hpp.
 #include "arguments.hpp"
 
 #include <algorithm>
@@ -10,11 +11,11 @@ namespace cli {
 
 namespace {
 
-option const* find_option(command const& of, std::string_view name)
+option const* find_option(command const& cmd, std::string_view name)
 {
-    for (option const& one : of.options)
-        if (one.name == name)
-            return &one;
+    for (option const& entry : cmd.options)
+        if (entry.name == name)
+            return &entry;
     return nullptr;
 }
 
@@ -24,66 +25,67 @@ std::string without_dashes(std::string_view name)
     return std::string(name);
 }
 
-[[noreturn]] void refuse_option(command const& of, std::string const& name)
+[[noreturn]] void refuse_option(command const& cmd, std::string const& name)
 {
     std::vector<std::pair<std::string, std::string>> names;
-    for (option const& one : of.options)
-        names.emplace_back(without_dashes(one.name), one.name);
-    std::string const meant = did_you_mean(without_dashes(name), names);
-    throw usage_error("'" + name + "' is not understood here" + (meant.empty() ? ";" : meant) + " `adamant " +
-                      std::string(of.name) + " --help` lists the options");
+    for (option const& entry : cmd.options)
+        names.emplace_back(without_dashes(entry.name), entry.name);
+    std::string const suggestion = did_you_mean(without_dashes(name), names);
+    throw usage_error("'" + name + "' is not understood here" + (suggestion.empty() ? ";" : suggestion) + " `adamant " +
+                      std::string(cmd.name) + " --help` lists the options");
 }
 
 } // namespace
 
-arguments::arguments(command const& of, std::vector<std::string> const& words) : of_(of)
+arguments::arguments(command const& cmd, std::vector<std::string> const& words) : command_(cmd)
 {
     for (std::size_t i = 0; i < words.size(); ++i) {
         std::string const& word = words[i];
         if (word.size() < 2 || word.front() != '-') {
-            if (of.words == nullptr)
-                throw usage_error("'" + word + "' is not understood here: `adamant " + std::string(of.name) +
-                                  "` takes options only; `adamant " + std::string(of.name) + " --help` lists them");
-            all_.push_back({"", word, word});
+            if (cmd.words == nullptr)
+                throw usage_error("'" + word + "' is not understood here: `adamant " + std::string(cmd.name) +
+                                  "` takes options only; `adamant " + std::string(cmd.name) + " --help` lists them");
+            arguments_.push_back({"", word, word});
             continue;
         }
         std::size_t const equals = word.find('=');
         std::string const name = word.substr(0, equals);
-        option const* const known = find_option(of, name);
+        option const* const known = find_option(cmd, name);
         if (known == nullptr)
-            refuse_option(of, name);
-        given one{known->name, std::nullopt, word};
+            refuse_option(cmd, name);
+        argument parsed{known->name, std::nullopt, word};
         bool const next = i + 1 < words.size() && !words[i + 1].starts_with("--");
         if (equals != std::string::npos)
-            one.value = word.substr(equals + 1);
+            parsed.value = word.substr(equals + 1);
         else if (!known->value.empty() && next)
-            one.value = words[++i];
+            parsed.value = words[++i];
         else if (!known->value.empty() && !known->may_stand_alone)
             throw usage_error(name + " needs a value" +
                               (i + 1 < words.size() ? ", but '" + words[i + 1] + "' follows" : ""));
-        if (known->value.empty() && one.value)
-            throw usage_error(name + " takes no value, but '" + *one.value + "' is given");
-        all_.push_back(std::move(one));
+        if (known->value.empty() && parsed.value)
+            throw usage_error(name + " takes no value, but '" + *parsed.value + "' is given");
+        arguments_.push_back(std::move(parsed));
     }
 }
 
-std::vector<arguments::given> arguments::take(std::string_view name)
+std::vector<arguments::argument> arguments::take(std::string_view name)
 {
-    if (!name.empty() && find_option(of_, name) == nullptr)
-        throw std::logic_error("adamant: " + std::string(of_.name) + " reads " + std::string(name) +
+    if (!name.empty() && find_option(command_, name) == nullptr)
+        throw std::logic_error("adamant: " + std::string(command_.name) + " reads " + std::string(name) +
                                ", which is missing in its list of options");
-    auto const end = std::stable_partition(all_.begin(), all_.end(), [&](given const& g) { return g.name != name; });
-    std::vector<given> taken(std::make_move_iterator(end), std::make_move_iterator(all_.end()));
-    all_.erase(end, all_.end());
-    return taken;
+    auto const end =
+        std::stable_partition(arguments_.begin(), arguments_.end(), [&](argument const& g) { return g.name != name; });
+    std::vector<argument> matches(std::make_move_iterator(end), std::make_move_iterator(arguments_.end()));
+    arguments_.erase(end, arguments_.end());
+    return matches;
 }
 
-std::optional<arguments::given> arguments::take_one(std::string_view name)
+std::optional<arguments::argument> arguments::take_one(std::string_view name)
 {
-    std::vector<given> taken = take(name);
-    if (taken.size() > 1)
+    std::vector<argument> matches = take(name);
+    if (matches.size() > 1)
         throw usage_error(std::string(name) + " is given more than once");
-    return taken.empty() ? std::nullopt : std::optional(std::move(taken.front()));
+    return matches.empty() ? std::nullopt : std::optional(std::move(matches.front()));
 }
 
 bool arguments::flag(std::string_view name)
@@ -93,21 +95,21 @@ bool arguments::flag(std::string_view name)
 
 std::optional<std::string> arguments::value(std::string_view name)
 {
-    std::optional<given> const one = take_one(name);
-    return one ? one->value : std::nullopt;
+    std::optional<argument> const match = take_one(name);
+    return match ? match->value : std::nullopt;
 }
 
 std::string arguments::value(std::string_view name, std::string_view otherwise, std::string_view bare)
 {
-    std::optional<given> const one = take_one(name);
-    return !one ? std::string(otherwise) : one->value.value_or(std::string(bare));
+    std::optional<argument> const match = take_one(name);
+    return !match ? std::string(otherwise) : match->value.value_or(std::string(bare));
 }
 
 std::vector<std::string> arguments::values(std::string_view name)
 {
     std::vector<std::string> all;
-    for (given& one : take(name))
-        all.push_back(*std::move(one.value));
+    for (argument& match : take(name))
+        all.push_back(*std::move(match.value));
     return all;
 }
 
@@ -126,18 +128,19 @@ std::optional<unsigned> arguments::number(std::string_view name, unsigned least,
 
 std::optional<std::string> arguments::word()
 {
-    auto const at = std::find_if(all_.begin(), all_.end(), [](given const& g) { return g.name.empty(); });
-    if (at == all_.end())
+    auto const match =
+        std::find_if(arguments_.begin(), arguments_.end(), [](argument const& g) { return g.name.empty(); });
+    if (match == arguments_.end())
         return std::nullopt;
-    std::string result = *std::move(at->value);
-    all_.erase(at);
+    std::string result = *std::move(match->value);
+    arguments_.erase(match);
     return result;
 }
 
-void arguments::done(std::string_view where) const
+void arguments::check_empty(std::string_view context) const
 {
-    if (!all_.empty())
-        throw usage_error("'" + all_.front().written + "' is not understood " + std::string(where));
+    if (!arguments_.empty())
+        throw usage_error("'" + arguments_.front().text + "' is not understood " + std::string(context));
 }
 
 } // namespace cli

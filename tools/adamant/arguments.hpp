@@ -13,30 +13,30 @@
 
 namespace cli {
 
-// What the person at the keyboard got wrong; main() prints it and exits with 2.
+// An error in the command line; main() prints it and exits with 2.
 class usage_error : public std::runtime_error {
     using std::runtime_error::runtime_error;
 };
 
-// Options may be asked for in any order; only those that the command's list has.
+// Parsed arguments of a command. Options may be read in any order; each must be in the command's list.
 class arguments {
 public:
-    // Throws usage_error for options that the command does not have, with those that it has and that are like them.
-    arguments(command const& of, std::vector<std::string> const& words);
+    // Throws usage_error for options that the command does not have, and suggests similar ones.
+    arguments(command const& cmd, std::vector<std::string> const& words);
 
-    // Whether --name was given; takes it off the list.
+    // Returns whether --name is present, and removes it.
     bool flag(std::string_view name);
 
-    // The value of --name, if it was given; takes it off the list.
+    // Returns the value of --name, if it is present, and removes it.
     std::optional<std::string> value(std::string_view name);
     std::string value(std::string_view name, std::string_view otherwise)
     {
         return value(name).value_or(std::string(otherwise));
     }
-    // The value of a --name that may also stand alone, and then means `bare`; takes it off the list.
+    // Returns the value of a --name that may also stand alone, and then means `bare`, and removes it.
     std::string value(std::string_view name, std::string_view otherwise, std::string_view bare);
 
-    // The values of a --name that may be given any number of times, in order; takes them off the list.
+    // Returns the values of a --name that may be repeated, in order, and removes them.
     std::vector<std::string> values(std::string_view name);
 
     unsigned number(std::string_view name, unsigned otherwise, unsigned least, unsigned most)
@@ -45,24 +45,24 @@ public:
     }
     std::optional<unsigned> number(std::string_view name, unsigned least, unsigned most);
 
-    // The first word that is no option; takes it off the list.
+    // Returns the first word that is not an option, and removes it.
     std::optional<std::string> word();
 
-    // Throws for arguments that were not taken. where: "beside --from".
-    void done(std::string_view where = "here") const;
+    // Throws for arguments that were not read. context: "beside --from".
+    void check_empty(std::string_view context = "here") const;
 
 private:
-    struct given {
+    struct argument {
         std::string_view name;            // empty: a word
         std::optional<std::string> value; // the word
-        std::string written;              // as it was
+        std::string text;                 // as in the command line
     };
-    // All that were given under this name; takes them off the list.
-    std::vector<given> take(std::string_view name);
-    std::optional<given> take_one(std::string_view name);
+    // Removes and returns all arguments of this name.
+    std::vector<argument> take(std::string_view name);
+    std::optional<argument> take_one(std::string_view name);
 
-    command const& of_;
-    std::vector<given> all_;
+    command const& command_;
+    std::vector<argument> arguments_;
 };
 
 } // namespace cli

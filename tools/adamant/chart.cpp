@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+// Definitions of chart.hpp: SVG, and PNG by librsvg.
 #include "chart.hpp"
 
 #include <algorithm>
@@ -22,9 +23,9 @@ namespace cli {
 
 namespace {
 
-constexpr double clear_of_mark = 10; // from a bar to the line of the mark over the same count
+constexpr double mark_gap = 10; // between a bar and the marked line at the same count
 
-// Colours that are told apart by those who see fewer of them, too (Okabe and Ito).
+// Colours for colour-blind readers, too (Okabe and Ito).
 constexpr char const* colours[] = {"#0072b2", "#d55e00", "#009e73", "#cc79a7",
                                    "#e69f00", "#56b4e9", "#8c564b", "#7f7f7f"};
 constexpr char const* roof_colour = "#444444";
@@ -51,7 +52,7 @@ std::string escaped(std::string_view text)
     return safe;
 }
 
-// 1, 2, 2.5 or 5 times a power of ten, so that some five ticks reach the most.
+// Returns 1, 2, 2.5 or 5 times a power of ten, so that about five ticks reach `most`.
 double tick_step(double most)
 {
     double const rough = most / 5;
@@ -62,9 +63,9 @@ double tick_step(double most)
     return 10 * power;
 }
 
-std::string text_at(double x, double y, std::string_view what, std::string_view attributes)
+std::string text_at(double x, double y, std::string_view content, std::string_view attributes)
 {
-    return "<text x=\"" + number(x) + "\" y=\"" + number(y) + "\" " + std::string(attributes) + ">" + escaped(what) +
+    return "<text x=\"" + number(x) + "\" y=\"" + number(y) + "\" " + std::string(attributes) + ">" + escaped(content) +
            "</text>\n";
 }
 
@@ -82,9 +83,9 @@ std::string stroke(std::string_view colour, double width, bool dashed = false)
 
 class drawing {
 public:
-    explicit drawing(chart const& what) : what_(what)
+    explicit drawing(chart const& content) : chart_(content)
     {
-        for (chart_panel const& panel : what.panels)
+        for (chart_panel const& panel : content.panels)
             for (chart_series const& series : panel.series) {
                 if (std::find(labels_.begin(), labels_.end(), &series) == labels_.end() &&
                     std::none_of(labels_.begin(), labels_.end(),
@@ -95,26 +96,27 @@ public:
                     most_ = std::max({most_, p.y, p.high});
                 }
             }
-        for (chart_panel const& panel : what.panels)
-            beside_ = std::max(beside_, std::count_if(panel.series.begin(), panel.series.end(), of_points));
-        if (xs_.empty()) // there is nothing to draw but the axes
+        for (chart_panel const& panel : content.panels)
+            points_in_panel_ =
+                std::max(points_in_panel_, std::count_if(panel.series.begin(), panel.series.end(), has_points));
+        if (xs_.empty()) // draw only the axes
             xs_.insert(1);
         most_ = most_ > 0 ? most_ : 1;
         step_ = tick_step(most_);
         most_ = std::ceil(most_ / step_ * 1.02) * step_;
-        columns_ = what.panels.size() > 1 ? 2 : 1;
+        columns_ = content.panels.size() > 1 ? 2 : 1;
     }
 
     std::string svg()
     {
         double const width = std::max(720.0, panel_width * columns_ + 20);
-        std::vector<std::string> const warnings = lines_of(what_.warnings, width, 8);
-        std::vector<std::string> const notes = lines_of(what_.notes, width, 6.5);
+        std::vector<std::string> const warnings = lines_of(chart_.warnings, width, 8);
+        std::vector<std::string> const notes = lines_of(chart_.notes, width, 6.5);
         double const legend_top = 68 + 17 * static_cast<double>(warnings.size());
         std::string legend = draw_legend(width, legend_top);
         double const top = legend_top + legend_rows_ * 20 + 4;
         std::size_t const rows =
-            (what_.panels.size() + static_cast<std::size_t>(columns_) - 1) / static_cast<std::size_t>(columns_);
+            (chart_.panels.size() + static_cast<std::size_t>(columns_) - 1) / static_cast<std::size_t>(columns_);
         double const notes_top = top + panel_height * static_cast<double>(rows) + 14;
         double const height = notes_top + 17 * static_cast<double>(notes.size()) + 10;
         double const wide = columns_ == 1 ? width - 20 : panel_width;
@@ -122,14 +124,14 @@ public:
                           number(height) + "\" viewBox=\"0 0 " + number(width) + " " + number(height) +
                           "\" font-family=\"DejaVu Sans, Helvetica, Arial, sans-serif\">\n" +
                           "<rect width=\"100%\" height=\"100%\" fill=\"#ffffff\"/>\n" +
-                          text_at(20, 28, what_.title, "font-size=\"18\" font-weight=\"bold\" fill=\"#111111\"") +
-                          text_at(20, 48, what_.subtitle, "font-size=\"12.5\" fill=\"#444444\"");
+                          text_at(20, 28, chart_.title, "font-size=\"18\" font-weight=\"bold\" fill=\"#111111\"") +
+                          text_at(20, 48, chart_.subtitle, "font-size=\"12.5\" fill=\"#444444\"");
         for (std::size_t i = 0; i < warnings.size(); ++i)
             out += text_at(20, 66 + 17 * static_cast<double>(i), warnings[i],
                            "font-size=\"12.5\" font-weight=\"bold\" fill=\"#b00020\"");
         out += legend;
-        for (std::size_t i = 0; i < what_.panels.size(); ++i)
-            out += draw_panel(what_.panels[i], 10 + wide * static_cast<double>(i % static_cast<std::size_t>(columns_)),
+        for (std::size_t i = 0; i < chart_.panels.size(); ++i)
+            out += draw_panel(chart_.panels[i], 10 + wide * static_cast<double>(i % static_cast<std::size_t>(columns_)),
                               top + panel_height * static_cast<double>(i / static_cast<std::size_t>(columns_)), wide);
         for (std::size_t i = 0; i < notes.size(); ++i)
             out +=
@@ -138,9 +140,9 @@ public:
     }
 
 private:
-    static bool of_points(chart_series const& s) { return s.style == mark_style::points; }
+    static bool has_points(chart_series const& s) { return s.style == mark_style::points; }
 
-    // Broken where they are wider than the picture. letter: how wide one is.
+    // Breaks texts into lines that fit in the picture. letter: mean width of a letter.
     static std::vector<std::string> lines_of(std::vector<std::string> const& texts, double width, double letter)
     {
         auto const most = static_cast<std::size_t>((width - 40) / letter);
@@ -172,7 +174,7 @@ private:
         }
         return colours[0];
     }
-    // Each series of points has a shape of its own besides its colour.
+    // Each series of points has its own shape and colour.
     std::string mark_at(double x, double y, std::string const& label) const
     {
         std::size_t shape = 0;
@@ -264,15 +266,15 @@ private:
                    : by_doubling     ? std::log(x / least) / std::log(greatest / least)
                                      : (x - least) / (greatest - least);
         };
-        // Over each count there is room for all points side by side, within the axes and apart from the next count's.
-        double gap = 1; // the narrowest, as a share
+        // Points at one count are side by side, within the axes and separate from those of the next count.
+        double gap = 1; // the narrowest gap between counts, as a share
         for (auto x = xs_.begin(); std::next(x) != xs_.end(); ++x)
             gap = std::min(gap, share(*std::next(x)) - share(*x));
-        double const others = static_cast<double>(beside_ - 1);
+        double const other_points = static_cast<double>(points_in_panel_ - 1);
         double const band = (x1 - x0) / static_cast<double>(xs_.size());
-        double const room = xs_.size() == 1 ? band : gap * (x1 - x0 - band);
-        double const half = std::min(std::max(5.5 * others + 12, 26.0), 0.46 * room);
-        double const apart = others > 0 ? std::max(2 * (half - 8) / others, 1.0) : 0;
+        double const width_per_count = xs_.size() == 1 ? band : gap * (x1 - x0 - band);
+        double const half = std::min(std::max(5.5 * other_points + 12, 26.0), 0.46 * width_per_count);
+        double const point_distance = other_points > 0 ? std::max(2 * (half - 8) / other_points, 1.0) : 0;
         double const margin = std::max(band / 2, half + 2);
         auto const place = [&](double x) { return x0 + margin + share(x) * (x1 - x0 - 2 * margin); };
         auto const height = [&](double y) { return y0 - y / most_ * (y0 - y1); };
@@ -289,36 +291,37 @@ private:
                 out += line_of(last, y0, last, y0 + 4, stroke("#444444", 1)) +
                        text_at(last, y0 + 17, number(x), "font-size=\"11\" text-anchor=\"middle\" fill=\"#444444\"");
             }
-        out +=
-            line_of(x0, y0, x1, y0, stroke("#444444", 1)) +
-            text_at((x0 + x1) / 2, y0 + 35, what_.x_label, "font-size=\"12\" text-anchor=\"middle\" fill=\"#111111\"") +
-            "<g transform=\"translate(" + number(left + 14) + "," + number((y0 + y1) / 2) + ") rotate(-90)\">" +
-            text_at(0, 0, what_.y_label, "font-size=\"12\" text-anchor=\"middle\" fill=\"#111111\"") + "</g>\n";
-        double aside =
-            -apart / 2 * static_cast<double>(std::count_if(panel.series.begin(), panel.series.end(), of_points) - 1);
+        out += line_of(x0, y0, x1, y0, stroke("#444444", 1)) +
+               text_at((x0 + x1) / 2, y0 + 35, chart_.x_label,
+                       "font-size=\"12\" text-anchor=\"middle\" fill=\"#111111\"") +
+               "<g transform=\"translate(" + number(left + 14) + "," + number((y0 + y1) / 2) + ") rotate(-90)\">" +
+               text_at(0, 0, chart_.y_label, "font-size=\"12\" text-anchor=\"middle\" fill=\"#111111\"") + "</g>\n";
+        double next_offset =
+            -point_distance / 2 *
+            static_cast<double>(std::count_if(panel.series.begin(), panel.series.end(), has_points) - 1);
         for (mark_style const style : {mark_style::roof, mark_style::line, mark_style::points})
             for (chart_series const& s : panel.series)
                 if (s.style == style) {
-                    double const by = of_points(s) ? aside : 0; // whiskers beside each other, not upon
+                    double const offset = has_points(s) ? next_offset : 0; // whiskers must not overlap
                     out += draw_series(
-                        s, [&](double x) { return place(x) + by; }, height, y0, half);
-                    aside += of_points(s) ? apart : 0;
+                        s, [&](double x) { return place(x) + offset; }, height, y0, half);
+                    next_offset += has_points(s) ? point_distance : 0;
                 }
         if (panel.marked_x > 0) {
             double const x = place(panel.marked_x);
             bool const right = x > (x0 + x1) / 2;
-            // Interrupted where something was measured, whose bar it would hide.
+            // The line is interrupted at bars, which it would hide.
             double lowest = y1;
             double highest = y0;
             for (chart_series const& s : panel.series)
                 for (chart_point const& p : s.points)
                     if (s.style == mark_style::points && p.x == panel.marked_x) {
-                        lowest = std::max(lowest, std::max(height(p.low), height(p.y)) + clear_of_mark);
-                        highest = std::min(highest, std::min(height(p.high), height(p.y)) - clear_of_mark);
+                        lowest = std::max(lowest, std::max(height(p.low), height(p.y)) + mark_gap);
+                        highest = std::min(highest, std::min(height(p.high), height(p.y)) - mark_gap);
                     }
-            for (auto const& [from, to] : {std::pair(y0, lowest), std::pair(std::min(highest, lowest), y1)})
-                if (from > to)
-                    out += line_of(x, from, x, to, stroke("#d55e00", 1.5, true));
+            for (auto const& [begin_y, end_y] : {std::pair(y0, lowest), std::pair(std::min(highest, lowest), y1)})
+                if (begin_y > end_y)
+                    out += line_of(x, begin_y, x, end_y, stroke("#d55e00", 1.5, true));
             out += text_at(x + (right ? -6 : 6), y0 - 10, panel.mark,
                            right ? "font-size=\"12\" text-anchor=\"end\" fill=\"#d55e00\""
                                  : "font-size=\"12\" fill=\"#d55e00\"");
@@ -337,8 +340,8 @@ private:
             std::string path;
             double const level = s.style == mark_style::roof ? half : 0;
             for (chart_point const& p : s.points)
-                for (double const by : {-level, level})
-                    path += number(place(p.x) + by) + "," + number(height(p.y)) + " ";
+                for (double const offset : {-level, level})
+                    path += number(place(p.x) + offset) + "," + number(height(p.y)) + " ";
             if (s.style == mark_style::roof)
                 out += "<polygon points=\"" + number(place(s.points.front().x) - level) + "," + number(ground) + " " +
                        path + number(place(s.points.back().x) + level) + "," + number(ground) +
@@ -357,12 +360,12 @@ private:
         return out;
     }
 
-    chart const& what_;
+    chart const& chart_;
     std::vector<chart_series const*> labels_; // the first series of each label
     std::set<double> xs_;
     double most_ = 0;
     double step_ = 1;
-    std::ptrdiff_t beside_ = 1; // series of points in the panel with most
+    std::ptrdiff_t points_in_panel_ = 1; // maximum number of series of points in a panel
     int columns_ = 1;
     int legend_rows_ = 1;
 };
@@ -375,7 +378,7 @@ bool ends_in(std::string const& path, std::string_view ending)
 #if defined(ADAMANT_CLI_PNG)
 std::string png_of(std::string const& svg)
 {
-    // Twice as many pixels as the SVG has units, which is what screens show sharply.
+    // Two pixels per unit of the SVG, for sharp text on screens.
     auto const fail = [&](std::string const& why) {
         throw adamant::unavailable("adamant: the picture could not be drawn: " + why);
     };
@@ -391,19 +394,19 @@ std::string png_of(std::string const& svg)
         cairo_image_surface_create(CAIRO_FORMAT_ARGB32, static_cast<int>(2 * width), static_cast<int>(2 * height));
     cairo_t* const cairo = cairo_create(surface);
     RsvgRectangle const whole{0, 0, 2 * width, 2 * height};
-    bool const drawn = rsvg_handle_render_document(handle, cairo, &whole, &error) != 0;
+    bool const is_drawn = rsvg_handle_render_document(handle, cairo, &whole, &error) != 0;
     std::string png;
     cairo_status_t const written = cairo_surface_write_to_png_stream(
         surface,
-        [](void* to, unsigned char const* data, unsigned length) {
-            static_cast<std::string*>(to)->append(reinterpret_cast<char const*>(data), length);
+        [](void* png_text, unsigned char const* data, unsigned length) {
+            static_cast<std::string*>(png_text)->append(reinterpret_cast<char const*>(data), length);
             return CAIRO_STATUS_SUCCESS;
         },
         &png);
     cairo_destroy(cairo);
     cairo_surface_destroy(surface);
     g_object_unref(handle);
-    if (!drawn)
+    if (!is_drawn)
         fail(error->message);
     if (written != CAIRO_STATUS_SUCCESS)
         fail(cairo_status_to_string(written));
@@ -426,9 +429,9 @@ void check_picture(std::string const& path)
 #endif
 }
 
-std::string drawn([[maybe_unused]] std::string const& path, chart const& what)
+std::string draw_chart([[maybe_unused]] std::string const& path, chart const& content)
 {
-    std::string const svg = drawing(what).svg();
+    std::string const svg = drawing(content).svg();
 #if defined(ADAMANT_CLI_PNG)
     if (ends_in(path, ".png"))
         return png_of(svg);

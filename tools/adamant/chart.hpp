@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Pictures of measurements: panels of lines and points over a count, as SVG or PNG.
+// Charts of measurements: panels of lines and points over a count, as SVG or PNG.
 #pragma once
 
 #include <string>
@@ -10,14 +10,14 @@ namespace cli {
 struct chart_point {
     double x;
     double y;
-    double low; // how far y spreads; both y where it does not
+    double low; // range of y; both are y without a range
     double high;
 };
 
-// A roof is a thick line over a shaded ground, level where points may stand side by side over one count.
+// A roof is a thick line above a shaded area, level at each count, where points may be side by side.
 enum class mark_style { roof, line, points };
 
-// Series of one label have one colour in all panels, and one place in the legend.
+// Series with the same label have one colour in all panels, and one entry in the legend.
 struct chart_series {
     std::string label;
     mark_style style;
@@ -26,27 +26,26 @@ struct chart_series {
 
 struct chart_panel {
     std::string title;
-    std::string subtitle = {}; // below it, in small letters
+    std::string subtitle = {}; // below the title, in small letters
     std::vector<chart_series> series;
-    double marked_x = 0; // a vertical line, 0: none
-    std::string mark;    // what stands beside it
+    double marked_x = 0; // position of a vertical line; 0: none
+    std::string mark;    // label of that line
 };
 
 struct chart {
     std::string title;
     std::string subtitle;
-    std::string x_label; // of counts, from 1 on
-    std::string y_label; // of values above 0, drawn from 0 on
+    std::string x_label; // counts, from 1 on
+    std::string y_label; // positive values; the axis begins at 0
     std::vector<chart_panel> panels;
-    std::vector<std::string> notes;    // below
-    std::vector<std::string> warnings; // at the top, in red: reasons not to believe it
+    std::vector<std::string> notes;    // below the panels
+    std::vector<std::string> warnings; // at the top, in red: reasons not to trust the measurements
 };
 
-// Throws usage_error unless it ends in .svg, or in .png where this program can write those. To be called before
-// anything is measured.
+// Throws usage_error unless the path ends in .svg, or in .png if this program can write PNG. Call it before measuring.
 void check_picture(std::string const& path);
 
-// What the file of that name is to hold: the text of an SVG, or a PNG.
-std::string drawn(std::string const& path, chart const& what);
+// Returns the content of the file: the text of an SVG, or a PNG.
+std::string draw_chart(std::string const& path, chart const& content);
 
 } // namespace cli

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the list of commands says to people and to the shell.
+// Help texts, and completion for the shell, from the list of commands.
 #include "commands.hpp"
 
 #include <algorithm>
@@ -10,11 +10,11 @@ namespace cli {
 namespace {
 
 constexpr std::size_t help_columns = 80;
-constexpr std::size_t most_name_columns = 22; // longer ones have a line of their own
+constexpr std::size_t most_name_columns = 22; // longer names have a separate line
 
 constexpr option help_option{"--help", "", "this text; -h is the same"};
 
-// Lines of text after a prefix, under which the further lines begin.
+// Returns lines of text after a prefix; further lines are indented by its width.
 std::string filled(std::string const& prefix, std::string_view text)
 {
     std::string all;
@@ -32,12 +32,12 @@ std::string filled(std::string const& prefix, std::string_view text)
     return all + line + "\n";
 }
 
-std::string shown(option const& one)
+std::string option_text(option const& entry)
 {
-    std::string text = "  " + std::string(one.name);
-    if (one.value.empty())
+    std::string text = "  " + std::string(entry.name);
+    if (entry.value.empty())
         return text;
-    return text.append(one.may_stand_alone ? " [" : " ").append(one.value).append(one.may_stand_alone ? "]" : "");
+    return text.append(entry.may_stand_alone ? " [" : " ").append(entry.value).append(entry.may_stand_alone ? "]" : "");
 }
 
 std::vector<std::string> words_of(std::string_view text)
@@ -62,19 +62,19 @@ bool begins_with(std::string_view text, std::string_view begin)
 std::string lines_with(std::string_view begin, std::vector<std::string> const& candidates)
 {
     std::string text;
-    for (std::string const& one : candidates)
-        if (begins_with(one, begin))
-            text += one + "\n";
+    for (std::string const& entry : candidates)
+        if (begins_with(entry, begin))
+            text += entry + "\n";
     return text;
 }
 
-std::vector<std::string> choices_of(option const& of, std::string_view begin)
+std::vector<std::string> choices_of(option const& opt, std::string_view begin)
 {
-    std::vector<std::string> all = of.found_choices != nullptr ? of.found_choices() : words_of(of.choices);
-    if (of.found_choices != nullptr) // of machines there may be several: 4xGH200
+    std::vector<std::string> all = opt.list_choices != nullptr ? opt.list_choices() : words_of(opt.choices);
+    if (opt.list_choices != nullptr) // machines may have a number: 4xGH200
         if (std::size_t const x = begin.find_first_not_of("0123456789"); x != 0 && x != begin.npos && begin[x] == 'x')
-            for (std::string& one : all)
-                one.insert(0, begin.substr(0, x + 1));
+            for (std::string& entry : all)
+                entry.insert(0, begin.substr(0, x + 1));
     return all;
 }
 
@@ -83,38 +83,38 @@ std::vector<std::string> choices_of(option const& of, std::string_view begin)
 std::string overview()
 {
     std::size_t columns = 0;
-    for (command const& one : commands())
-        columns = std::max(columns, one.name.size());
+    for (command const& entry : commands())
+        columns = std::max(columns, entry.name.size());
     std::string text = "adamant: the optimizer step of offloaded training, on this machine\n\n";
-    for (command const& one : commands()) {
-        std::string line = "  adamant " + std::string(one.name);
+    for (command const& entry : commands()) {
+        std::string line = "  adamant " + std::string(entry.name);
         line.resize(12 + columns, ' ');
-        text += line + std::string(one.summary) + "\n";
+        text += line + std::string(entry.summary) + "\n";
     }
     return text + "\n`adamant COMMAND --help` says more about one of them; `adamant --version` names\nthe version.\n";
 }
 
-std::string help_of(command const& of)
+std::string help_of(command const& cmd)
 {
     std::string text =
-        filled("adamant " + std::string(of.name) + " ", of.synopsis) + "\n" + filled("", of.about) + "\n";
-    std::vector<option> all = of.options;
+        filled("adamant " + std::string(cmd.name) + " ", cmd.synopsis) + "\n" + filled("", cmd.about) + "\n";
+    std::vector<option> all = cmd.options;
     all.push_back(help_option);
     std::size_t columns = 0;
-    for (option const& one : all)
-        if (std::size_t const size = shown(one).size(); size <= most_name_columns)
+    for (option const& entry : all)
+        if (std::size_t const size = option_text(entry).size(); size <= most_name_columns)
             columns = std::max(columns, size);
     columns += 2;
-    for (option const& one : all) {
-        std::string prefix = shown(one);
+    for (option const& entry : all) {
+        std::string prefix = option_text(entry);
         if (prefix.size() + 2 > columns) {
             text += prefix + "\n";
             prefix.clear();
         }
         prefix.resize(columns, ' ');
-        text += filled(prefix, one.help);
+        text += filled(prefix, entry.help);
     }
-    return of.more.empty() ? text : text + "\n" + filled("", of.more);
+    return cmd.more.empty() ? text : text + "\n" + filled("", cmd.more);
 }
 
 std::string completions(std::vector<std::string> words)
@@ -132,18 +132,18 @@ std::string completions(std::vector<std::string> words)
     }
     if (words.front() == "help")
         return words.size() == 2 ? lines_with(last, command_names()) : "";
-    command const* const of = find_command(words.front());
-    if (of == nullptr)
+    command const* const cmd = find_command(words.front());
+    if (cmd == nullptr)
         return "";
-    for (option const& one : of->options)
-        if (words.size() > 2 && words[words.size() - 2] == one.name && !one.value.empty() &&
-            !(one.may_stand_alone && last.starts_with("--")))
-            return one.value.starts_with("FILE") ? "<file>\n" : lines_with(last, choices_of(one, last));
+    for (option const& entry : cmd->options)
+        if (words.size() > 2 && words[words.size() - 2] == entry.name && !entry.value.empty() &&
+            !(entry.may_stand_alone && last.starts_with("--")))
+            return entry.value.starts_with("FILE") ? "<file>\n" : lines_with(last, choices_of(entry, last));
     if (!last.starts_with("-"))
-        return of->words != nullptr ? lines_with(last, of->words()) : "";
+        return cmd->words != nullptr ? lines_with(last, cmd->words()) : "";
     std::vector<std::string> all;
-    for (option const& one : of->options)
-        all.emplace_back(one.name);
+    for (option const& entry : cmd->options)
+        all.emplace_back(entry.name);
     all.emplace_back(help_option.name);
     return lines_with(last, all);
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The tool's commands and their options, in one place: what is accepted, help, suggestions and the shell's completion
-// are made of this list.
+// The list of the tool's commands and options, from which parsing, help, suggestions and the shell's completion are
+// derived.
 #pragma once
 
 #include <span>
@@ -14,38 +14,38 @@ class arguments;
 
 struct option {
     std::string_view name;  // with its dashes
-    std::string_view value; // what help calls its value; empty: it has none. A path is FILE, or begins so
+    std::string_view value; // placeholder of its value in help; empty: no value. Paths begin with FILE
     std::string_view help;
-    std::string_view choices = {};                         // what the value may be, as far as it can be listed
-    std::vector<std::string> (*found_choices)() = nullptr; // the same, where it takes a function to know
-    bool may_stand_alone = false;                          // the value may be left out
+    std::string_view choices = {};                        // possible values, as far as they can be listed
+    std::vector<std::string> (*list_choices)() = nullptr; // the same, computed
+    bool may_stand_alone = false;                         // the value is optional
 };
 
 struct command {
     std::string_view name;
-    std::string_view synopsis; // what follows the name
+    std::string_view synopsis; // the arguments after the name
     std::string_view summary;  // a clause
     std::string_view about;
-    std::vector<option> options; // --help comes by itself
-    std::string_view more;       // below the options
+    std::vector<option> options; // without --help, which every command has
+    std::string_view more;       // text below the options
     int (*run)(arguments&);
-    std::vector<std::string> (*words)() = nullptr; // what a word that is no option may be; none: there is no such word
+    std::vector<std::string> (*words)() = nullptr; // possible words that are not options; null: the command has none
 };
 
 std::span<command const> commands();
 
-// nullptr: there is none of this name.
+// Returns null if there is no command of this name.
 command const* find_command(std::string_view name);
 
 // The names of all commands.
 std::vector<std::string> command_names();
 
-// Help, in 80 columns: of the tool, and of one command.
+// Help in 80 columns: of the tool, and of one command.
 std::string overview();
-std::string help_of(command const& of);
+std::string help_of(command const& cmd);
 
-// What the last of these words, which stand after the tool's name, may become, a line each; "<file>" where that is a
-// path. An = between an option and its value is a word of its own, as bash has it.
+// Returns the possible completions of the last word after the tool's name, a line each; "<file>" for a path. An =
+// between an option and its value is a separate word, as in bash.
 std::string completions(std::vector<std::string> words);
 
 } // namespace cli

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// `adamant cores`: the machine, and which cores each rank's optimizer and host framework get. Shows what
-// select_cores() answers, for this machine or for one in a file, before a job is started there.
+// `adamant cores`: shows the machine, and the result of select_cores() for each rank, for this machine or one in a
+// file.
 
 #include "cores.hpp"
 
@@ -28,11 +28,11 @@ namespace {
 
 using namespace adamant;
 
-// The command line, as far as it can be understood before the machine is known.
-struct options_read {
-    core_request request;   // all but the PUs
-    std::string ranks_from; // who says how many
-    std::string this_rank;  // and which of them this is
+// Options that do not depend on the machine.
+struct parsed_options {
+    core_request request;     // without PUs
+    std::string ranks_source; // source of the number of ranks, for the drawing
+    std::string this_rank;    // this process's rank, for the drawing
     std::optional<unsigned> only_rank;
     std::optional<std::string> list;
     std::vector<std::string> allowed;
@@ -42,7 +42,7 @@ struct options_read {
     bool bind_test = false;
 };
 
-// "0.25" or "25%". Whether it is a share at all, selection says.
+// Parses "0.25" or "25%". select_cores() checks the range.
 double share(std::string_view option, std::string const& text)
 {
     std::string_view digits = text;
@@ -58,22 +58,23 @@ double share(std::string_view option, std::string const& text)
 
 void read_sizes(arguments& options, core_request& request)
 {
-    std::string given;
-    auto const once = [&](std::string const& option) {
-        if (!given.empty())
-            throw usage_error(given + " and " + option + " are both given, but each decides the other; give one");
-        given = option;
+    std::string first_option;
+    auto const check_single = [&](std::string const& option) {
+        if (!first_option.empty())
+            throw usage_error(first_option + " and " + option +
+                              " are both given, but each decides the other; give one");
+        first_option = option;
     };
     if (std::optional<std::string> const text = options.value("--perc")) {
-        once("--perc");
+        check_single("--perc");
         request.cpuadam_cores_perc = share("--perc", *text);
     }
     if (std::optional<unsigned> const count = options.number("--count", 0, index_set::max_index)) {
-        once("--count");
+        check_single("--count");
         request.cpuadam_cores = count;
     }
     if (std::optional<std::string> const text = options.value("--reserve")) {
-        once("--reserve");
+        check_single("--reserve");
         unsigned count = 0;
         auto const [end, error] = std::from_chars(text->data(), text->data() + text->size(), count);
         if (error == std::errc() && end == text->data() + text->size())
@@ -86,7 +87,7 @@ void read_sizes(arguments& options, core_request& request)
     }
 }
 
-// One of two words.
+// Parses one of two words.
 template <class T>
 T choice(std::string_view option, std::string const& text, std::pair<std::string_view, T> first,
          std::pair<std::string_view, T> second)
@@ -99,65 +100,65 @@ T choice(std::string_view option, std::string const& text, std::pair<std::string
                       std::string(second.first));
 }
 
-void read_ranks(arguments& options, options_read& read)
+void read_ranks(arguments& options, parsed_options& parsed)
 {
     if (std::optional<unsigned> const ranks = options.number("--ranks", 1, index_set::max_index)) {
-        read.request.ranks = *ranks;
-        read.ranks_from = "as --ranks says";
-    } else if (local_rank const here = rank_from_environment(); !here.source.empty()) {
-        read.request.ranks = here.ranks;
-        read.ranks_from = "as " + here.source + " say";
-        read.this_rank = "; this process is rank " + std::to_string(here.rank);
+        parsed.request.ranks = *ranks;
+        parsed.ranks_source = "as --ranks says";
+    } else if (local_rank const self = rank_from_environment(); !self.source.empty()) {
+        parsed.request.ranks = self.ranks;
+        parsed.ranks_source = "as " + self.source + " say";
+        parsed.this_rank = "; this process is rank " + std::to_string(self.rank);
     } else {
-        read.ranks_from = "for neither --ranks nor a launcher's variables say more";
+        parsed.ranks_source = "for neither --ranks nor a launcher's variables say more";
     }
-    read.only_rank = options.number("--rank", 0, index_set::max_index);
-    if (read.only_rank && *read.only_rank >= read.request.ranks)
-        throw usage_error("--rank is " + std::to_string(*read.only_rank) + ", but the number of ranks is " +
-                          std::to_string(read.request.ranks) + ", " + read.ranks_from + "; ranks count from 0");
+    parsed.only_rank = options.number("--rank", 0, index_set::max_index);
+    if (parsed.only_rank && *parsed.only_rank >= parsed.request.ranks)
+        throw usage_error("--rank is " + std::to_string(*parsed.only_rank) + ", but the number of ranks is " +
+                          std::to_string(parsed.request.ranks) + ", " + parsed.ranks_source + "; ranks count from 0");
 }
 
-options_read read_options(arguments& options)
+parsed_options read_options(arguments& options)
 {
-    options_read read;
-    read.json = options.flag("--json");
-    read.bind_test = options.flag("--bind-test");
-    read_sizes(options, read.request);
-    read.request.smt = choice<smt_policy>("--smt", options.value("--smt", "one", "all"),
-                                          {"one", smt_policy::one_per_core}, {"all", smt_policy::all});
-    read.request.fast = choice<fast_cores>("--fast", options.value("--fast", "optimizer"),
-                                           {"optimizer", fast_cores::optimizer}, {"host", fast_cores::host});
+    parsed_options parsed;
+    parsed.json = options.flag("--json");
+    parsed.bind_test = options.flag("--bind-test");
+    read_sizes(options, parsed.request);
+    parsed.request.smt = choice<smt_policy>("--smt", options.value("--smt", "one", "all"),
+                                            {"one", smt_policy::one_per_core}, {"all", smt_policy::all});
+    parsed.request.fast = choice<fast_cores>("--fast", options.value("--fast", "optimizer"),
+                                             {"optimizer", fast_cores::optimizer}, {"host", fast_cores::host});
     if (std::optional<std::string> const gpus = options.value("--gpu")) {
         if (gpus->empty())
             throw usage_error("--gpu is empty; it has the GPU of each rank, with commas between them");
         for (std::size_t begin = 0; begin <= gpus->size();) {
             std::size_t const end = std::min(gpus->find(',', begin), gpus->size());
-            read.request.gpus.push_back(gpus->substr(begin, end - begin));
+            parsed.request.gpus.push_back(gpus->substr(begin, end - begin));
             begin = end + 1;
         }
     }
-    read.list = options.value("--list");
-    read.allowed = options.values("--allowed");
-    read.topology = options.value("--topology");
+    parsed.list = options.value("--list");
+    parsed.allowed = options.values("--allowed");
+    parsed.topology = options.value("--topology");
     if (std::optional<std::string> const text = options.value("--quota")) {
         double cpus = 0;
         auto const [end, error] = std::from_chars(text->data(), text->data() + text->size(), cpus);
         if (error != std::errc() || end != text->data() + text->size() || !(cpus > 0) || cpus > index_set::max_index)
             throw usage_error("--quota is '" + *text + "', but must be a number of CPUs, such as 2.5");
-        read.quota = cpus;
+        parsed.quota = cpus;
     }
-    read_ranks(options, read);
-    options.done();
-    if (read.bind_test && read.topology)
-        throw usage_error("--bind-test is asked for with --topology, but bindings can only be tested on the machine "
-                          "that the program runs on; leave one of the two away");
-    if (read.bind_test && read.json)
-        throw usage_error("--bind-test is asked for with --json, which has no place for its result; leave one of the "
-                          "two away");
-    return read;
+    read_ranks(options, parsed);
+    options.check_empty();
+    if (parsed.bind_test && parsed.topology)
+        throw usage_error("cannot use --bind-test with --topology: bindings can only be tested on the machine that the "
+                          "program runs on. Remove one of the two");
+    if (parsed.bind_test && parsed.json)
+        throw usage_error("cannot use --bind-test with --json, which does not include its result. Remove one of the "
+                          "two");
+    return parsed;
 }
 
-// As JSON. What is no UTF-8, as file names may be, becomes the replacement character.
+// Returns the text as a JSON string. Bytes that are not UTF-8, for example of file names, become U+FFFD.
 std::string json_string(std::string_view text)
 {
     auto const continues = [&](std::size_t i) {
@@ -179,16 +180,16 @@ std::string json_string(std::string_view text)
             continue;
         }
         std::size_t const length = c >= 0xf0 ? 4 : c >= 0xe0 ? 3 : 2;
-        bool good = c >= 0xc2 && c <= 0xf4;
+        bool is_valid = c >= 0xc2 && c <= 0xf4;
         for (std::size_t k = 1; k < length; ++k)
-            good = good && continues(i + k);
-        if (good) { // neither longer than need be, nor half of a surrogate pair, nor above U+10ffff
+            is_valid = is_valid && continues(i + k);
+        if (is_valid) { // no overlong form, no surrogate, not above U+10ffff
             auto const next = static_cast<unsigned char>(text[i + 1]);
-            good = !(c == 0xe0 && next < 0xa0) && !(c == 0xed && next >= 0xa0) && !(c == 0xf0 && next < 0x90) &&
-                   !(c == 0xf4 && next >= 0x90);
+            is_valid = !(c == 0xe0 && next < 0xa0) && !(c == 0xed && next >= 0xa0) && !(c == 0xf0 && next < 0x90) &&
+                       !(c == 0xf4 && next >= 0x90);
         }
-        json += good ? text.substr(i, length) : "\\ufffd";
-        i += good ? length : 1;
+        json += is_valid ? text.substr(i, length) : "\\ufffd";
+        i += is_valid ? length : 1;
     }
     return json + '"';
 }
@@ -196,11 +197,11 @@ std::string json_string(std::string_view text)
 std::string to_json(std::vector<rank_cores> const& ranks, cpu_quota const& quota)
 {
     std::string json = "{\"ranks\":[";
-    for (rank_cores const& one : ranks) {
-        json += &one == &ranks.front() ? "" : ", ";
-        json += "{\"rank\":" + std::to_string(one.rank) + ",\"adam_pus\":" + json_string(to_list(one.adam_pus)) +
-                ",\"host_pus\":" + json_string(to_list(one.host_pus)) +
-                ",\"numa_nodes\":" + json_string(to_list(one.numa_nodes)) + ",\"why\":" + json_string(one.why) + "}";
+    for (rank_cores const& r : ranks) {
+        json += &r == &ranks.front() ? "" : ", ";
+        json += "{\"rank\":" + std::to_string(r.rank) + ",\"adam_pus\":" + json_string(to_list(r.adam_pus)) +
+                ",\"host_pus\":" + json_string(to_list(r.host_pus)) +
+                ",\"numa_nodes\":" + json_string(to_list(r.numa_nodes)) + ",\"why\":" + json_string(r.why) + "}";
     }
     json += "]";
     if (quota.cpus > 0)
@@ -208,52 +209,51 @@ std::string to_json(std::vector<rank_cores> const& ranks, cpu_quota const& quota
     return json + "}\n";
 }
 
-bool colours_wanted() // NO_COLOR: see no-color.org
+bool uses_colours() // NO_COLOR: see no-color.org
 {
     char const* const terminal = std::getenv("TERM");
     return isatty(STDOUT_FILENO) == 1 && std::getenv("NO_COLOR") == nullptr && terminal != nullptr &&
            std::string_view(terminal) != "dumb";
 }
 
-// The PUs that the ranks may use among them.
-pu_set usable(machine const& on, core_request const& request)
+// Returns the PUs that all ranks together may use.
+pu_set usable(machine const& host, core_request const& request)
 {
     if (request.masks.empty())
-        return on.allowed;
+        return host.allowed;
     pu_set all;
     for (pu_set const& mask : request.masks)
         all |= mask;
-    return all & on.allowed;
+    return all & host.allowed;
 }
 
 } // namespace
 
 int cores(arguments& options)
 {
-    options_read read = read_options(options);
-    machine on = machine_of(read.topology);
-    if (read.quota)
-        on.quota = {*read.quota, "--quota"};
-    if (read.list) {
-        read.request.list = parse_pus(*read.list, on);
-        if (read.request.list.empty())
-            throw usage_error("--list is '" + *read.list + "', which has no PU");
+    parsed_options parsed = read_options(options);
+    machine host = machine_of(parsed.topology);
+    if (parsed.quota)
+        host.quota = {*parsed.quota, "--quota"};
+    if (parsed.list) {
+        parsed.request.list = parse_pus(*parsed.list, host);
+        if (parsed.request.list.empty())
+            throw usage_error("--list is '" + *parsed.list + "', which has no PU");
     }
-    for (std::string const& mask : read.allowed)
-        read.request.masks.push_back(parse_pus(mask, on));
+    for (std::string const& mask : parsed.allowed)
+        parsed.request.masks.push_back(parse_pus(mask, host));
 
-    std::vector<rank_cores> const ranks = select_cores(on, read.request);
-    std::vector<rank_cores> shown = ranks;
-    if (read.only_rank)
-        shown = {ranks[*read.only_rank]};
-    if (read.bind_test)
-        return bind_test(shown);
-    pu_set const may_use = usable(on, read.request);
-    pu_set const pool = read.list ? may_use & read.request.list : may_use;
-    std::string const text =
-        read.json
-            ? to_json(shown, on.quota)
-            : draw({on, may_use, pool, ranks, read.only_rank, read.ranks_from + read.this_rank, colours_wanted()});
+    std::vector<rank_cores> const ranks = select_cores(host, parsed.request);
+    std::vector<rank_cores> selected = ranks;
+    if (parsed.only_rank)
+        selected = {ranks[*parsed.only_rank]};
+    if (parsed.bind_test)
+        return bind_test(selected);
+    pu_set const usable_pus = usable(host, parsed.request);
+    pu_set const pool = parsed.list ? usable_pus & parsed.request.list : usable_pus;
+    std::string const text = parsed.json ? to_json(selected, host.quota)
+                                         : draw({host, usable_pus, pool, ranks, parsed.only_rank,
+                                                 parsed.ranks_source + parsed.this_rank, uses_colours()});
     std::fputs(text.c_str(), stdout);
     return 0;
 }

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
+// `adamant cores`: shows the machine and the cores of each rank.
 #pragma once
 
 #include "arguments.hpp"
 
 namespace cli {
 
-// `adamant cores`. Returns the exit status: 0, or that of the test of bindings. What is asked for and cannot be had is
-// thrown before anything is written.
+// Returns the exit status: 0, or that of the test of bindings. Throws for impossible requests before any output.
 int cores(arguments& options);
 
 } // namespace cli

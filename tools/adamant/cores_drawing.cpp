@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The drawing of `adamant cores`: a block for each NUMA node of each package, in which every core is a cell that says
-// whose it is; below, what the cells mean, and each rank's PUs.
+// The drawing of `adamant cores`: a block for each NUMA node of each package, with a cell for every core that shows its
+// owner; below, a legend, and each rank's PUs.
 
 #include "cores_drawing.hpp"
 
@@ -26,16 +26,16 @@ constexpr std::size_t label_columns = 18; // for the PUs of a row
 enum class owner { optimizer, host, several_ranks, another_rank, no_rank, not_allowed, offline };
 
 struct cell {
-    owner whose = owner::no_rank;
-    unsigned rank = 0; // of the first two
+    owner user = owner::no_rank;
+    unsigned rank = 0; // for owners optimizer and host
 };
 
 class drawer {
 public:
-    explicit drawer(picture const& what)
-        : what_(what), on_(what.on),
-          width_(std::to_string(what.only_rank ? *what.only_rank : what.ranks.size() - 1).size() + 1),
-          layout_(what.on, width_)
+    explicit drawer(picture const& content)
+        : picture_(content), host_(content.host),
+          width_(std::to_string(content.only_rank ? *content.only_rank : content.ranks.size() - 1).size() + 1),
+          layout_(content.host, width_)
     {
         find_owners();
         for (section const& s : layout_.sections())
@@ -47,7 +47,7 @@ public:
 
     std::string draw()
     {
-        header();
+        draw_header();
         unsigned package = layout_.blocks().front().package;
         for (section const& s : layout_.sections()) {
             if (s.blocks.front().package != package)
@@ -55,35 +55,35 @@ public:
             package = s.blocks.back().package;
             draw_section(s);
         }
-        offline();
-        elsewhere();
+        draw_offline();
+        draw_elsewhere();
         std::string const above = std::move(out_);
         out_.clear();
-        ranks();
+        draw_ranks();
         std::string const below = std::move(out_);
         out_.clear();
-        legend(); // what occurs is known only now
+        draw_legend(); // the symbols that occur are known only now
         return above + out_ + below;
     }
 
 private:
     void find_owners()
     {
-        for (topology::core const& one : on_.cores) {
-            cell found{one.pus.intersects(what_.usable) ? owner::no_rank : owner::not_allowed};
-            bool given = false;
-            bool ours = false;
-            for (rank_cores const& r : what_.ranks)
-                for (owner const side : {owner::optimizer, owner::host}) {
-                    if (!one.pus.intersects(side == owner::host ? r.host_pus : r.adam_pus))
+        for (topology::core const& core : host_.cores) {
+            cell result{core.pus.intersects(picture_.usable) ? owner::no_rank : owner::not_allowed};
+            bool has_owner = false;
+            bool is_shown = false;
+            for (rank_cores const& r : picture_.ranks)
+                for (owner const kind : {owner::optimizer, owner::host}) {
+                    if (!core.pus.intersects(kind == owner::host ? r.host_pus : r.adam_pus))
                         continue;
-                    found = {given ? owner::several_ranks : side, r.rank};
-                    given = true;
-                    ours = ours || !what_.only_rank || r.rank == *what_.only_rank;
+                    result = {has_owner ? owner::several_ranks : kind, r.rank};
+                    has_owner = true;
+                    is_shown = is_shown || !picture_.only_rank || r.rank == *picture_.only_rank;
                 }
-            if (given && !ours)
-                found.whose = owner::another_rank;
-            cells_.push_back(found);
+            if (has_owner && !is_shown)
+                result.user = owner::another_rank;
+            cells_.push_back(result);
         }
     }
 
@@ -95,11 +95,11 @@ private:
     }
     std::string pus_text(pu_set const& pus) { return (pus.size() == 1 ? "PU " : "PUs ") + list_of(pus); }
 
-    static std::string symbol(cell const& one)
+    static std::string symbol(cell const& item)
     {
-        switch (one.whose) {
-        case owner::optimizer: return std::to_string(one.rank) + "A";
-        case owner::host: return std::to_string(one.rank) + "h";
+        switch (item.user) {
+        case owner::optimizer: return std::to_string(item.rank) + "A";
+        case owner::host: return std::to_string(item.rank) + "h";
         case owner::several_ranks: return "&&";
         case owner::another_rank: return "::";
         case owner::no_rank: return "..";
@@ -109,14 +109,14 @@ private:
         return "??";
     }
 
-    // In the colour of its rank, the optimizer's bold; dim what is not given to a rank.
-    std::string painted(std::string const& text, cell const& one) const
+    // Paints a cell in the colour of its rank, the optimizer's bold. Cells without a rank are dim.
+    std::string paint(std::string const& text, cell const& item) const
     {
-        if (!what_.colours)
+        if (!picture_.colours)
             return text;
-        constexpr char const* of_rank[] = {"36", "33", "35", "32", "34", "31"};
-        std::string style = of_rank[one.rank % std::size(of_rank)];
-        switch (one.whose) {
+        constexpr char const* rank_colours[] = {"36", "33", "35", "32", "34", "31"};
+        std::string style = rank_colours[item.rank % std::size(rank_colours)];
+        switch (item.user) {
         case owner::optimizer: style = "1;" + style; break;
         case owner::host: break;
         case owner::several_ranks: style = "7"; break;
@@ -134,12 +134,12 @@ private:
         out_.append(label_width_ + 4 - std::min(label_width_ + 4, text.size()), ' ');
     }
 
-    void draw_cell(cell const& one, bool first, std::size_t gap)
+    void draw_cell(cell const& item, bool first, std::size_t gap)
     {
-        std::string const text = symbol(one);
+        std::string const text = symbol(item);
         out_.append((first ? 1 : 1 + gap) + width_ - std::min(width_, text.size()), ' ');
-        out_ += painted(text, one);
-        seen_.push_back(one);
+        out_ += paint(text, item);
+        seen_.push_back(item);
         if (!first)
             seen_gaps_.push_back(gap);
     }
@@ -154,12 +154,12 @@ private:
 
     std::string node_text(std::size_t n) const
     {
-        return "NUMA node " + std::to_string(on_.nodes[n].os_index) + ": " + layout_.memory_text(n);
+        return "NUMA node " + std::to_string(host_.nodes[n].os_index) + ": " + layout_.memory_text(n);
     }
 
     std::string gpu_text(std::size_t g) const
     {
-        topology::gpu const& device = on_.gpus[g];
+        topology::gpu const& device = host_.gpus[g];
         std::string const space = device.pci.empty() || device.name.empty() ? "" : " ";
         return printable("GPU " + std::to_string(g) + ": " + device.pci + space + device.name);
     }
@@ -169,19 +169,20 @@ private:
     {
         block const& b = s.blocks.front();
         index_set packages, nodes;
-        for (block const& one : s.blocks) {
-            packages.insert(one.package);
-            if (topology::numa_node const* const node = one.node < on_.nodes.size() ? &on_.nodes[one.node] : nullptr)
+        for (block const& item : s.blocks) {
+            packages.insert(item.package);
+            if (topology::numa_node const* const node =
+                    item.node < host_.nodes.size() ? &host_.nodes[item.node] : nullptr)
                 nodes.insert(node->os_index);
         }
         std::string text = std::string(packages.size() == 1 ? "package " : "packages ") + to_list(packages);
-        std::string const each = s.folded() ? ", " + plural(b.cores.size(), "core") + " each" : "";
-        if (on_.nodes.empty())
-            return text + each;
+        std::string const per_block = s.folded() ? ", " + plural(b.cores.size(), "core") + " each" : "";
+        if (host_.nodes.empty())
+            return text + per_block;
         if (nodes.empty())
-            return text + each + ", no local memory";
+            return text + per_block + ", no local memory";
         if (nodes.size() > 1)
-            return text + ", NUMA nodes " + to_list(nodes) + each + ": " + layout_.memory_text(b.node);
+            return text + ", NUMA nodes " + to_list(nodes) + per_block + ": " + layout_.memory_text(b.node);
         std::size_t users = 0;
         bool above = false;
         for (block const& other : layout_.blocks())
@@ -189,7 +190,7 @@ private:
                 above = above || (users == 0 && other.cores != b.cores);
                 ++users;
             }
-        text += each + ", ";
+        text += per_block + ", ";
         if (above)
             return text + "NUMA node " + to_list(nodes) + " (as above)";
         return text + node_text(b.node) + (users > s.blocks.size() ? ", for " + plural(users, "package") : "");
@@ -217,7 +218,7 @@ private:
                     draw_cell(cells_[c], first && (&cores == &row.front() || s.folded()), layout_.gap(c));
                 }
             out_ += "\n";
-            if (!on_.hybrid())
+            if (!host_.hybrid())
                 continue;
             label("speed");
             for (core_list const& cores : row)
@@ -225,7 +226,7 @@ private:
                     bool const first = c == cores.front();
                     if (first && bars && &cores != &row.front())
                         out_ += " |";
-                    std::string const speed = std::to_string(on_.cores[c].efficiency);
+                    std::string const speed = std::to_string(host_.cores[c].efficiency);
                     out_.append((first ? 1 : 1 + layout_.gap(c)) + width_ - std::min(width_, speed.size()), ' ');
                     out_ += speed;
                 }
@@ -233,10 +234,10 @@ private:
         }
     }
 
-    // The core of a PU that is switched off is unknown.
+    // The core of an offline PU is unknown.
     std::vector<pu_set> rows_of_offline() const
     {
-        std::vector<unsigned> const all = on_.offline.members();
+        std::vector<unsigned> const all = host_.offline.members();
         std::size_t const step = per_row(all.size(), (cell_columns + 1) / (width_ + 1));
         std::vector<pu_set> rows;
         for (std::size_t k = 0; k < all.size(); ++k) {
@@ -246,9 +247,9 @@ private:
         }
         return rows;
     }
-    void offline()
+    void draw_offline()
     {
-        if (on_.offline.empty())
+        if (host_.offline.empty())
             return;
         out_ += "\noffline PUs, of these or of other cores\n";
         for (pu_set const& row : rows_of_offline()) {
@@ -259,44 +260,44 @@ private:
         }
     }
 
-    // Memory and GPUs that are near no block or near several.
-    void elsewhere()
+    // Memory and GPUs that are near no block, or near several.
+    void draw_elsewhere()
     {
         std::string lines;
-        for (std::size_t n = 0; n < on_.nodes.size(); ++n)
-            if (pu_set const& pus = on_.nodes[n].pus; !layout_.is_a_blocks(n) && layout_.blocks_near(pus).size() != 1)
+        for (std::size_t n = 0; n < host_.nodes.size(); ++n)
+            if (pu_set const& pus = host_.nodes[n].pus; !layout_.has_block(n) && layout_.blocks_near(pus).size() != 1)
                 lines += wrapped("  ", node_text(n) + (pus.empty() ? ", near no core" : near_text(pus)));
-        for (std::size_t g = 0; g < on_.gpus.size(); ++g)
-            if (pu_set const& pus = on_.gpus[g].pus; layout_.blocks_near(pus).size() != 1)
+        for (std::size_t g = 0; g < host_.gpus.size(); ++g)
+            if (pu_set const& pus = host_.gpus[g].pus; layout_.blocks_near(pus).size() != 1)
                 lines += wrapped("  ", gpu_text(g) + near_text(pus));
         if (!lines.empty())
             out_ += "\nnear none of these, or near several\n" + lines;
     }
     std::string near_text(pu_set const& pus)
     {
-        return pus.includes(on_.pus()) ? ", as near to one core as to another" : ", near " + pus_text(pus);
+        return pus.includes(host_.pus()) ? ", as near to one core as to another" : ", near " + pus_text(pus);
     }
 
-    void legend()
+    void draw_legend()
     {
         std::sort(seen_.begin(), seen_.end(),
-                  [](cell const& a, cell const& b) { return std::pair(a.whose, a.rank) < std::pair(b.whose, b.rank); });
+                  [](cell const& a, cell const& b) { return std::pair(a.user, a.rank) < std::pair(b.user, b.rank); });
         seen_.erase(
-            std::unique(seen_.begin(), seen_.end(), [](cell const& a, cell const& b) { return a.whose == b.whose; }),
+            std::unique(seen_.begin(), seen_.end(), [](cell const& a, cell const& b) { return a.user == b.user; }),
             seen_.end());
         std::vector<std::pair<std::string, std::string>> entries; // plain, and as it is printed
-        auto const add = [&](cell const& one, std::string const& meaning) {
-            entries.emplace_back(symbol(one) + " " + meaning, painted(symbol(one), one) + " " + meaning);
+        auto const add = [&](cell const& item, std::string const& meaning) {
+            entries.emplace_back(symbol(item) + " " + meaning, paint(symbol(item), item) + " " + meaning);
         };
-        for (cell const& one : seen_)
-            switch (one.whose) {
-            case owner::optimizer: add(one, "optimizer (Adam) of rank " + std::to_string(one.rank)); break;
-            case owner::host: add(one, "host framework of rank " + std::to_string(one.rank)); break;
-            case owner::several_ranks: add(one, "shared by several ranks"); break;
-            case owner::another_rank: add(one, "another rank's"); break;
-            case owner::no_rank: add(one, "usable, given to no rank"); break;
-            case owner::not_allowed: add(one, "not allowed"); break;
-            case owner::offline: add(one, "offline"); break;
+        for (cell const& item : seen_)
+            switch (item.user) {
+            case owner::optimizer: add(item, "optimizer (Adam) of rank " + std::to_string(item.rank)); break;
+            case owner::host: add(item, "host framework of rank " + std::to_string(item.rank)); break;
+            case owner::several_ranks: add(item, "shared by several ranks"); break;
+            case owner::another_rank: add(item, "another rank's"); break;
+            case owner::no_rank: add(item, "usable, given to no rank"); break;
+            case owner::not_allowed: add(item, "not allowed"); break;
+            case owner::offline: add(item, "offline"); break;
             }
         bool const l2 = std::count(seen_gaps_.begin(), seen_gaps_.end(), 1u) != 0;
         bool const l3 = std::count(seen_gaps_.begin(), seen_gaps_.end(), 2u) != 0;
@@ -305,12 +306,12 @@ private:
             note(l2 && l3 ? "gap: another L2, wide gap: another L3" : l2 ? "gap: another L2" : "gap: another L3");
         if (package_bars_ || node_bars_)
             note(package_bars_ ? "|: another package" : "|: another NUMA node");
-        if (on_.pus().size() != on_.cores.size())
+        if (host_.pus().size() != host_.cores.size())
             note("a cell is a core with all its PUs");
-        if (on_.hybrid()) {
+        if (host_.hybrid()) {
             unsigned most = 0;
-            for (topology::core const& one : on_.cores)
-                most = std::max(most, one.efficiency);
+            for (topology::core const& item : host_.cores)
+                most = std::max(most, item.efficiency);
             note("speed: " + std::to_string(most) + " fastest, 0 slowest");
         }
         if (strides_)
@@ -328,81 +329,81 @@ private:
         out_ += "\n\n";
     }
 
-    void header()
+    void draw_header()
     {
-        std::size_t const pus = on_.pus().size();
-        out_ += wrapped("machine  ", printable(on_.source));
-        out_ +=
-            wrapped("         ", plural(on_.packages.size(), "package") + ", " + plural(on_.nodes.size(), "NUMA node") +
-                                     ", " + plural(on_.cores.size(), "core") + ", " + plural(pus, "PU") +
-                                     (on_.offline.empty() ? ""
-                                                          : " and " + std::to_string(on_.offline.size()) +
-                                                                " offline (" + list_of(on_.offline) + ")"));
-        out_ += wrapped("allowed  ", what_.usable.size() == pus
+        std::size_t const pus = host_.pus().size();
+        out_ += wrapped("machine  ", printable(host_.source));
+        out_ += wrapped("         ", plural(host_.packages.size(), "package") + ", " +
+                                         plural(host_.nodes.size(), "NUMA node") + ", " +
+                                         plural(host_.cores.size(), "core") + ", " + plural(pus, "PU") +
+                                         (host_.offline.empty() ? ""
+                                                                : " and " + std::to_string(host_.offline.size()) +
+                                                                      " offline (" + list_of(host_.offline) + ")"));
+        out_ += wrapped("allowed  ", picture_.usable.size() == pus
                                          ? "all PUs"
-                                         : pus_text(what_.usable) + " (" + std::to_string(what_.usable.size()) +
+                                         : pus_text(picture_.usable) + " (" + std::to_string(picture_.usable.size()) +
                                                " of " + std::to_string(pus) + ")");
-        if (std::string const quota = quota_text(on_); !quota.empty())
-            out_ += wrapped("         ", printable(quota + " (" + on_.quota.source + ")"));
-        out_ += wrapped("ranks    ", std::to_string(what_.ranks.size()) + ", " + what_.ranks_from + unequal());
-        idle();
+        if (std::string const quota = quota_text(host_); !quota.empty())
+            out_ += wrapped("         ", printable(quota + " (" + host_.quota.source + ")"));
+        out_ += wrapped("ranks    ", std::to_string(picture_.ranks.size()) + ", " + picture_.ranks_source + unequal());
+        draw_idle();
         out_ += "\n";
     }
 
-    // What a person should know who expected ranks to be alike: they are, give or take a core, where nothing is said.
+    // Returns a note if the ranks' numbers of cores differ by more than one.
     std::string unequal() const
     {
-        std::size_t least = on_.cores.size();
+        std::size_t least = host_.cores.size();
         std::size_t most = 0;
-        for (rank_cores const& r : what_.ranks) {
-            auto const own = static_cast<std::size_t>(
-                std::count_if(on_.cores.begin(), on_.cores.end(), [&](topology::core const& c) {
+        for (rank_cores const& r : picture_.ranks) {
+            auto const count = static_cast<std::size_t>(
+                std::count_if(host_.cores.begin(), host_.cores.end(), [&](topology::core const& c) {
                     return c.pus.intersects(r.adam_pus) || c.pus.intersects(r.host_pus);
                 }));
-            least = std::min(least, own);
-            most = std::max(most, own);
+            least = std::min(least, count);
+            most = std::max(most, count);
         }
         return most - least <= 1 ? "" : "; unequal: of " + std::to_string(least) + " to " + plural(most, "core");
     }
 
-    // Usable cores that no rank has.
-    void idle()
+    // Usable cores without a rank.
+    void draw_idle()
     {
         std::size_t count = 0;
         std::size_t all = 0;
         pu_set pus;
         node_set nodes;
-        for (std::size_t c = 0; c < on_.cores.size(); ++c) {
-            if (!on_.cores[c].pus.intersects(what_.pool))
+        for (std::size_t c = 0; c < host_.cores.size(); ++c) {
+            if (!host_.cores[c].pus.intersects(picture_.pool))
                 continue;
             ++all;
-            if (cells_[c].whose != owner::no_rank)
+            if (cells_[c].user != owner::no_rank)
                 continue;
             ++count;
-            pus |= on_.cores[c].pus;
-            if (topology::numa_node const* const memory = on_.memory_of(on_.cores[c]))
+            pus |= host_.cores[c].pus;
+            if (topology::numa_node const* const memory = host_.memory_of(host_.cores[c]))
                 nodes.insert(memory->os_index);
         }
         if (count == 0)
             return;
-        std::string where = std::to_string(count) + " of " + plural(all, "core") + ": " + pus_text(pus);
+        std::string text = std::to_string(count) + " of " + plural(all, "core") + ": " + pus_text(pus);
         if (!nodes.empty())
-            where += std::string(", in NUMA node") + (nodes.size() == 1 ? " " : "s ") + to_list(nodes);
-        out_ += wrapped("idle     ", where + ", where no rank is");
+            text += std::string(", in NUMA node") + (nodes.size() == 1 ? " " : "s ") + to_list(nodes);
+        out_ += wrapped("idle     ", text + ", where no rank is");
     }
 
-    // Each rank's PUs in columns, and why.
-    void ranks()
+    // Each rank's PUs in columns, and the explanation.
+    void draw_ranks()
     {
         struct line {
-            rank_cores const& of;
+            rank_cores const& rank;
             std::string optimizer, host, memory;
         };
         std::vector<line> lines;
         std::size_t optimizer_width = 0;
         std::size_t host_width = 0;
-        for (rank_cores const& r : what_.ranks) {
-            if (what_.only_rank && r.rank != *what_.only_rank)
+        for (rank_cores const& r : picture_.ranks) {
+            if (picture_.only_rank && r.rank != *picture_.only_rank)
                 continue;
             lines.push_back({r, "optimizer on " + pus_text(r.adam_pus),
                              r.host_pus.empty() ? "host on the same" : "host on " + pus_text(r.host_pus),
@@ -413,7 +414,7 @@ private:
             optimizer_width = std::max(optimizer_width, lines.back().optimizer.size());
             host_width = std::max(host_width, lines.back().host.size());
         }
-        std::size_t const name_width = std::to_string(lines.back().of.rank).size();
+        std::size_t const name_width = std::to_string(lines.back().rank.rank).size();
         for (auto const& [r, optimizer, host, memory] : lines) {
             std::string const number = std::to_string(r.rank);
             std::string const prefix = "rank " + std::string(name_width - number.size(), ' ') + number + "  ";
@@ -423,40 +424,40 @@ private:
             std::string const text =
                 padded(optimizer, optimizer_width) + (memory.empty() ? host : padded(host, host_width) + memory);
             std::string const indent(prefix.size(), ' ');
-            out_ += painted(prefix, {owner::optimizer, r.rank});
+            out_ += paint(prefix, {owner::optimizer, r.rank});
             if (prefix.size() + text.size() <= text_columns)
                 out_ += text + "\n";
-            else // a line each
+            else // a separate line for each
                 out_ += wrapped(indent, optimizer).substr(indent.size()) + wrapped(indent, host) +
                         (memory.empty() ? "" : wrapped(indent, memory));
-            // The line begins with the rank already.
+            // The first line already has the rank.
             std::string why = printable(r.why);
-            std::string const known = "rank " + number + " of " + std::to_string(what_.ranks.size()) + " has ";
+            std::string const known = "rank " + number + " of " + std::to_string(picture_.ranks.size()) + " has ";
             if (why.starts_with(known))
                 why.erase(0, known.size());
             out_ += wrapped(indent, why);
         }
     }
 
-    picture const& what_;
-    machine const& on_;
+    picture const& picture_;
+    machine const& host_;
     std::size_t width_; // of a cell
     cores_layout layout_;
     std::vector<cell> cells_; // of each core
-    std::vector<cell> seen_;  // that were drawn
+    std::vector<cell> seen_;  // drawn cells, for the legend
     std::vector<std::size_t> seen_gaps_;
-    bool package_bars_ = false; // whether they were
+    bool package_bars_ = false; // whether bars between packages were drawn
     bool node_bars_ = false;
     std::size_t label_width_ = 0;
-    bool strides_ = false; // whether a list with them was drawn
+    bool strides_ = false; // whether a list with a stride was drawn
     std::string out_;
 };
 
 } // namespace
 
-std::string draw(picture const& what)
+std::string draw(picture const& content)
 {
-    return drawer(what).draw();
+    return drawer(content).draw();
 }
 
 } // namespace cli

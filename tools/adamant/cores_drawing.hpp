@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+// The drawing of `adamant cores`.
 #pragma once
 
 #include <optional>
@@ -9,18 +10,18 @@
 
 namespace cli {
 
-// A machine, and what its ranks got.
+// A machine, and the cores of its ranks.
 struct picture {
-    adamant::machine const& on;
-    adamant::pu_set usable; // what the ranks may use among them
-    adamant::pu_set pool;   // what of it was to be shared out: all, or what is in a list
+    adamant::machine const& host;
+    adamant::pu_set usable; // PUs that all ranks together may use
+    adamant::pu_set pool;   // PUs that were divided: all usable ones, or those of a list
     std::vector<adamant::rank_cores> const& ranks;
-    std::optional<unsigned> only_rank; // the one to show
-    std::string ranks_from;            // who says how many ranks there are
+    std::optional<unsigned> only_rank; // the rank to show
+    std::string ranks_source;          // source of the number of ranks
     bool colours = false;
 };
 
-// The picture for a terminal: lines of ASCII, of at most 100 columns, unless a single word is longer.
-std::string draw(picture const& what);
+// Draws the picture for a terminal: lines of ASCII of at most 100 columns, unless a single word is longer.
+std::string draw(picture const& content);
 
 } // namespace cli

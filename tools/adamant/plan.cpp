@@ -232,7 +232,7 @@ given_rates read_rates(arguments& options)
 int plan(arguments& options)
 {
     if (options.flag("--list")) {
-        options.done();
+        options.check_empty();
         std::fputs((list_of_models() + "\n" + list_of_machines()).c_str(), stdout);
         return 0;
     }
@@ -247,7 +247,7 @@ int plan(arguments& options)
     std::optional<std::string> const name = options.word();
     if (std::optional<std::string> const second = options.word())
         throw usage_error("two models are named, '" + *name + "' and '" + *second + "'; a plan is for one");
-    options.done();
+    options.check_empty();
     request.of = model_of(described, name);
 
     plan_result const result = make_plan(request, given);

@@ -87,7 +87,7 @@ request read_request(arguments& options, machine const& on, unsigned cores)
     r.plot = options.value("--plot", "");
     if (!r.plot.empty())
         check_picture(r.plot);
-    options.done();
+    options.check_empty();
     return r;
 }
 
@@ -131,7 +131,7 @@ int show(arguments& options, std::string const& from)
     std::string const csv_path = options.value("--csv", "", "-");
     std::string const picture_path = options.value("--plot", "");
     output_file json(options.value("--json", ""));
-    options.done("beside --from, which measures nothing");
+    options.check_empty("beside --from, which measures nothing");
     if (!picture_path.empty())
         check_picture(picture_path);
     output_file csv(csv_path);
@@ -143,7 +143,7 @@ int show(arguments& options, std::string const& from)
     json.write(to_json(found));
     csv.write(to_csv(found));
     if (!picture_path.empty())
-        picture.write(drawn(picture_path, picture_of(found)));
+        picture.write(draw_chart(picture_path, picture_of(found)));
     return 0;
 }
 
@@ -235,7 +235,7 @@ int roofline(arguments& options)
     json.write(to_json(found));
     csv.write(to_csv(found));
     if (!r.plot.empty())
-        picture.write(drawn(r.plot, picture_of(found)));
+        picture.write(draw_chart(r.plot, picture_of(found)));
     return found.interrupted ? 128 + SIGINT : job_failed ? 2 : 0;
 }
 

@@ -77,7 +77,7 @@ request read_request(arguments& options, machine const& on)
     if (!r.load.empty() && searched)
         throw usage_error("--load takes what an earlier tuning has found, so --worth, --deadline, --elements and "
                           "--cores-only have no meaning beside it; leave one or the other away");
-    options.done();
+    options.check_empty();
     for (auto const& [option, path] : {std::pair("--save", &r.save), std::pair("--load", &r.load)})
         refuse_stream(option, *path);
     if (!r.plot.empty())
@@ -220,7 +220,7 @@ int tune(arguments& options)
         result["host_load"] = host_json(with);
     json.write(result.dump(2) + "\n");
     if (!r.plot.empty())
-        picture.write(drawn(r.plot, picture_of(found, with, what, on, r.types, warnings)));
+        picture.write(draw_chart(r.plot, picture_of(found, with, what, on, r.types, warnings)));
     return interruption::noted() ? 128 + SIGINT : found.finished ? 0 : 1;
 }
 

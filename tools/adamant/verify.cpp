@@ -346,7 +346,7 @@ int verify(arguments& options)
                              .threads = options.number("--threads", 0, 0, 4096),
                              .min_slice_elems = 1};
     bool const json = options.flag("--json");
-    options.done();
+    options.check_empty();
     executor const cpu(request);
 
     unsigned threads = 0;
