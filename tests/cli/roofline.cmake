@@ -173,7 +173,7 @@ holds("${svg}" ">INTERRUPTED: only what was measured until then is here<")
 
 fails("no/such/folder" --json ${FOLDER}/no/such/folder/a.json)
 fails("ends in .svg or .png" --plot ${FOLDER}/a.gif)
-fails("'f33' are none.*mixed, f32" --dtypes f33)
+fails("'f33' are unknown.*mixed, f32" --dtypes f33)
 fails("moments of one size" --dtypes float32/bfloat16/bfloat16/float32/-)
 fails("--threads is '0'" --threads 0)
 fails("--ranks is '0'" --ranks 0)

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Text for a terminal: numbers as people say them, lists of PUs, lines of a width.
+// Text for a terminal: sizes, lists of PUs, lines broken to a width.
 #pragma once
 
 #include <algorithm>
@@ -16,12 +16,12 @@ namespace cli {
 
 inline constexpr std::size_t text_columns = 96;
 
-inline std::string plural(std::size_t n, std::string const& what)
+inline std::string plural(std::size_t n, std::string const& noun)
 {
-    return std::to_string(n) + " " + what + (n == 1 ? "" : "s");
+    return std::to_string(n) + " " + noun + (n == 1 ? "" : "s");
 }
 
-// As people say it: 126 GiB, 2.9 GiB, 512 MiB.
+// In binary units with two or three digits: 126 GiB, 2.9 GiB, 512 MiB.
 inline std::string size_text(std::size_t bytes)
 {
     constexpr char const* units[] = {"B", "KiB", "MiB", "GiB", "TiB"};
@@ -39,7 +39,7 @@ inline std::string size_text(std::size_t bytes)
     return std::string(digits) + " " + units[unit];
 }
 
-// Names come from files and devices; what is in them must not move the cursor.
+// Replaces control characters: names come from files and devices, and must not move the cursor.
 inline std::string printable(std::string text)
 {
     for (char& c : text)
@@ -48,8 +48,8 @@ inline std::string printable(std::string text)
     return text;
 }
 
-// A list in which every second PU is "0-30:2", as parse_index_set() and taskset read it: where siblings are numbered
-// one after the other that is the usual case.
+// A list with strides, as parse_index_set() and taskset read it: every second PU is "0-30:2", which is the usual case
+// where siblings have consecutive numbers.
 inline std::string strided_list(adamant::index_set const& set)
 {
     std::vector<unsigned> const all = set.members();
@@ -59,7 +59,7 @@ inline std::string strided_list(adamant::index_set const& set)
         std::size_t last = i;
         while (last + 1 < all.size() && all[last + 1] - all[last] == stride)
             ++last;
-        if (stride != 1 && last < i + 3) // no shorter than the numbers themselves
+        if (stride != 1 && last < i + 3) // a stride would not shorten the text
             last = i;
         text += text.empty() ? "" : ",";
         text += std::to_string(all[i]);
@@ -78,19 +78,19 @@ inline std::string short_list(adamant::index_set const& set, std::size_t columns
         return text;
     std::string const last = text.substr(text.rfind(',') + 1);
     std::size_t const room = columns - std::min(columns, last.size() + 4);
-    std::size_t const end = std::max(text.rfind(',', room) + 1, text.find(',') + 1); // one number at least
+    std::size_t const end = std::max(text.rfind(',', room) + 1, text.find(',') + 1); // at least one number
     return text.substr(0, end) + "..," + last;
 }
 
-// Where to break a text that is longer than the room: between clauses rather than words, and a list after a comma. A
-// word that is longer than the room, such as a path, has a line to itself. The length of the line; 0 where the text is
-// such a word.
+// The length of the first line of a text that is longer than the room: breaks between clauses rather than words, and a
+// list after a comma. A word that is longer than the room, such as a path, has a line to itself; 0 where the text is
+// one such word.
 inline std::size_t line_length(std::string_view text, std::size_t room)
 {
     for (std::string_view const end : {"; ", ", ", " "})
-        if (std::size_t const at = text.rfind(end, room - end.size() + 1);
-            at != std::string_view::npos && at + end.size() > (end == " " ? 1 : room * 2 / 3))
-            return at + end.size();
+        if (std::size_t const position = text.rfind(end, room - end.size() + 1);
+            position != std::string_view::npos && position + end.size() > (end == " " ? 1 : room * 2 / 3))
+            return position + end.size();
     if (std::size_t const comma = text.substr(0, room).rfind(','); comma != std::string_view::npos)
         return comma + 1;
     return text.find(' ', 1) + 1;
@@ -112,19 +112,20 @@ inline std::string wrapped(std::string const& prefix, std::string_view text)
     return all + std::string(text) + "\n";
 }
 
-// "the 8 threads are bound to PUs 0-7, one to each". pus: where all of a team are bound; empty: not all are.
+// "the 8 threads are bound to PUs 0-7, one to each". pus: the PUs of a team whose threads are all bound; otherwise
+// empty.
 inline std::string threads_text(std::size_t threads, adamant::index_set const& pus)
 {
-    std::string const who = threads == 1 ? "the thread is " : "the " + std::to_string(threads) + " threads are ";
+    std::string const subject = threads == 1 ? "the thread is " : "the " + std::to_string(threads) + " threads are ";
     if (pus.empty())
-        return wrapped("", who + (threads == 1 ? "not bound to a PU" : "not all bound to PUs"));
-    return wrapped("", who + (pus.size() == 1 ? "bound to PU " : "bound to PUs ") + to_list(pus) +
+        return wrapped("", subject + (threads == 1 ? "not bound to a PU" : "not all bound to PUs"));
+    return wrapped("", subject + (pus.size() == 1 ? "bound to PU " : "bound to PUs ") + to_list(pus) +
                            (threads == 1           ? ""
                             : pus.size() < threads ? ", which they share"
                                                    : ", one to each"));
 }
 
-// How many of n equal things to put in a row that has room for `most`: the same in every row where that is possible.
+// The number of cells in each row, for n equal cells and rows with room for `most`: the same in every row if possible.
 inline std::size_t per_row(std::size_t n, std::size_t most)
 {
     if (n <= most)

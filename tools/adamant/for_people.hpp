@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The library's errors, for users of the tool.
+// Error texts of the library, rewritten for users of the command-line tool.
 #pragma once
 
 #include <string>
@@ -8,7 +8,7 @@
 
 namespace cli {
 
-// Replaces advice and names that are for programs, which call the library, by the tool's own.
+// Replaces advice for programmers, such as names of enumerators, with advice for users of the tool.
 inline std::string for_people(std::string text)
 {
     constexpr std::pair<std::string_view, std::string_view> replacements[] = {
@@ -24,8 +24,8 @@ inline std::string for_people(std::string text)
         {"cpuadam_cores_perc is", "--perc is"},
     };
     for (auto const& [library, tool] : replacements)
-        if (std::size_t const at = text.find(library); at != std::string::npos)
-            text.replace(at, library.size(), tool);
+        if (std::size_t const begin = text.find(library); begin != std::string::npos)
+            text.replace(begin, library.size(), tool);
     return text;
 }
 

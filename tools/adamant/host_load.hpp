@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Threads that do what a framework's host side does beside the optimizer: hand work over, copy, compute a little.
+// Threads that imitate a framework's host threads while the optimizer steps: they launch work, copy, compute a little.
 #pragma once
 
 #include <cstddef>
@@ -13,34 +13,34 @@ class host_load {
 public:
     explicit host_load(unsigned threads);
 
-    // How many turns each thread takes; a turn is some tens of microseconds on a core of its own.
-    void set_turns(std::size_t turns) { turns_ = turns; }
-    [[nodiscard]] std::size_t turns() const { return turns_; }
+    // Iterations of each thread; one takes some tens of microseconds on a core without other work.
+    void set_iterations(std::size_t n) { iterations_ = n; }
+    [[nodiscard]] std::size_t iterations() const { return iterations_; }
 
-    // Starts all threads, each free to go where it likes on these PUs, has the calling thread do `beside` meanwhile,
-    // and returns how long the slowest of them took. Throws what `beside` throws, after they are through.
-    template <class Beside>
-    double run(adamant::pu_set const& on, Beside const& beside)
+    // Starts all threads, each allowed to run on any of these PUs, calls `work` in the calling thread meanwhile, and
+    // returns the time of the slowest thread. An exception from `work` propagates after the threads have ended.
+    template <class Work>
+    double run(adamant::pu_set const& pus, Work const& work)
     {
-        start(on);
-        struct joined {
+        start(pus);
+        struct join_guard {
             host_load& load;
-            ~joined() { load.join(); }
+            ~join_guard() { load.join(); }
         };
         {
-            joined const at_end{*this};
-            beside();
+            join_guard const guard{*this};
+            work();
         }
         return slowest_;
     }
 
 private:
-    void start(adamant::pu_set const& on);
+    void start(adamant::pu_set const& pus);
     void join();
 
     struct thread_state;
     std::vector<thread_state> states_;
-    std::size_t turns_ = 1;
+    std::size_t iterations_ = 1;
     double slowest_ = 0;
 
 public:

@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+// Definitions of limit_loops.hpp.
 #include "limit_loops.hpp"
 
 #include <chrono>
@@ -17,11 +18,11 @@ using adamant::size_bytes;
 using adamant::slice;
 using move_function = void (*)(std::byte* const*, std::size_t, std::size_t, std::size_t);
 
-// The loops are of 64 elements at a time.
+// Elements of one iteration of the loops.
 constexpr std::size_t granule = 64;
 
 template <std::size_t Param, std::size_t Grad, std::size_t Moment, std::size_t WeightOut>
-move_function with_stores(limit::stores stores)
+move_function select_stores(limit::stores stores)
 {
     switch (stores) {
     case limit::stores::cached: return limit::move_bytes<Param, Grad, Moment, WeightOut, limit::stores::cached>;
@@ -33,13 +34,14 @@ move_function with_stores(limit::stores stores)
 }
 
 template <std::size_t Param, std::size_t Grad, std::size_t Moment>
-move_function with_weight_out(std::size_t weight_out, limit::stores stores)
+move_function select_weight_out(std::size_t weight_out, limit::stores stores)
 {
-    return weight_out == 0 ? with_stores<Param, Grad, Moment, 0>(stores) : with_stores<Param, Grad, Moment, 2>(stores);
+    return weight_out == 0 ? select_stores<Param, Grad, Moment, 0>(stores)
+                           : select_stores<Param, Grad, Moment, 2>(stores);
 }
 
 template <std::size_t Grad, std::size_t Moment>
-move_function with_split(limit::stores stores)
+move_function select_split(limit::stores stores)
 {
     if (stores == limit::stores::all_streamed)
         return limit::move_bytes<2, Grad, Moment, 2, limit::stores::all_streamed, true>;
@@ -47,32 +49,32 @@ move_function with_split(limit::stores stores)
 }
 
 template <std::size_t Moment>
-move_function with_moment(shard_dtypes const& types, limit::stores stores)
+move_function select_moment(shard_dtypes const& types, limit::stores stores)
 {
     bool const wide_grad = types[1] == dtype::float32;
     if (adamant::has_split_param(types))
-        return wide_grad ? with_split<4, Moment>(stores) : with_split<2, Moment>(stores);
+        return wide_grad ? select_split<4, Moment>(stores) : select_split<2, Moment>(stores);
     std::size_t const out = size_bytes(types[4]);
     if (types[0] == dtype::float32)
-        return wide_grad ? with_weight_out<4, 4, Moment>(out, stores) : with_weight_out<4, 2, Moment>(out, stores);
-    return wide_grad ? with_weight_out<2, 4, Moment>(out, stores) : with_weight_out<2, 2, Moment>(out, stores);
+        return wide_grad ? select_weight_out<4, 4, Moment>(out, stores) : select_weight_out<4, 2, Moment>(out, stores);
+    return wide_grad ? select_weight_out<2, 4, Moment>(out, stores) : select_weight_out<2, 2, Moment>(out, stores);
 }
 
-move_function move_for(shard_dtypes const& types, limit::stores stores)
+move_function select_move(shard_dtypes const& types, limit::stores stores)
 {
     switch (types[2]) {
-    case dtype::float32: return with_moment<4>(types, stores);
-    case dtype::quantized8: return with_moment<limit::in_groups>(types, stores);
-    default: return with_moment<2>(types, stores);
+    case dtype::float32: return select_moment<4>(types, stores);
+    case dtype::quantized8: return select_moment<limit::in_groups>(types, stores);
+    default: return select_moment<2>(types, stores);
     }
 }
 
 template <class Work>
-double timed(adamant::executor const& cpu, std::size_t n, Work const& work)
+double measure_seconds(adamant::executor const& cpu, std::size_t n, Work const& work)
 {
-    auto const from = std::chrono::steady_clock::now();
+    auto const begin = std::chrono::steady_clock::now();
     cpu.for_each_slice(n, work);
-    return std::chrono::duration<double>(std::chrono::steady_clock::now() - from).count();
+    return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
 }
 
 } // namespace
@@ -83,9 +85,9 @@ std::vector<limit_loop> limit_loops(adamant::shard_dtypes const& types)
         throw usage_error("the roof is measured for moments of one size, but the types are " + to_text(types));
     std::vector<limit_loop> all;
     auto const add = [&](limit::stores stores, char const* name) {
-        for (std::size_t const ahead : {std::size_t{0}, std::size_t{1024}, std::size_t{2048}, std::size_t{4096}})
-            all.push_back({std::string(name) + (ahead == 0 ? ", no prefetch" : ", prefetch " + std::to_string(ahead)),
-                           name, ahead, move_for(types, stores)});
+        for (std::size_t const bytes : {std::size_t{0}, std::size_t{1024}, std::size_t{2048}, std::size_t{4096}})
+            all.push_back({std::string(name) + (bytes == 0 ? ", no prefetch" : ", prefetch " + std::to_string(bytes)),
+                           name, bytes, select_move(types, stores)});
     };
     add(limit::stores::cached, "cached stores");
     if (limit::can_stream && types[4] != dtype::none && !adamant::has_split_param(types))
@@ -98,8 +100,8 @@ std::vector<limit_loop> limit_loops(adamant::shard_dtypes const& types)
 double limit_seconds(limit_loop const& loop, adamant::executor const& cpu, adamant::trial_step& arrays)
 {
     std::byte* const pointers[] = {arrays.array(0), arrays.array(1), arrays.array(2), arrays.array(3), arrays.array(4)};
-    return timed(cpu, arrays.size() / granule * granule,
-                 [&](slice part) { loop.move(pointers, part.begin, part.end, loop.prefetch_bytes); });
+    return measure_seconds(cpu, arrays.size() / granule * granule,
+                           [&](slice part) { loop.move(pointers, part.begin, part.end, loop.prefetch_bytes); });
 }
 
 double read_bytes_per_element(adamant::shard_dtypes const& types)
@@ -109,7 +111,7 @@ double read_bytes_per_element(adamant::shard_dtypes const& types)
 
 double read_seconds(adamant::executor const& cpu, adamant::trial_step& arrays)
 {
-    return timed(cpu, arrays.size() / granule * granule, [&](slice part) {
+    return measure_seconds(cpu, arrays.size() / granule * granule, [&](slice part) {
         for (adamant::shard_array::index const k : adamant::state_arrays) {
             if (!is_state(arrays.format().types, k))
                 continue;
@@ -120,11 +122,12 @@ double read_seconds(adamant::executor const& cpu, adamant::trial_step& arrays)
     });
 }
 
-double copy_seconds(adamant::executor const& cpu, adamant::trial_step& arrays, std::byte* to)
+double copy_seconds(adamant::executor const& cpu, adamant::trial_step& arrays, std::byte* target)
 {
-    std::size_t const each = size_bytes(arrays.format().types[1]);
-    return timed(cpu, arrays.size(), [&](slice part) {
-        std::memcpy(to + part.begin * each, arrays.array(1) + part.begin * each, part.size() * each);
+    std::size_t const elem_bytes = size_bytes(arrays.format().types[1]);
+    return measure_seconds(cpu, arrays.size(), [&](slice part) {
+        std::memcpy(target + part.begin * elem_bytes, arrays.array(1) + part.begin * elem_bytes,
+                    part.size() * elem_bytes);
     });
 }
 

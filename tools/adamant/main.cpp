@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The command-line tool `adamant`.
+// The main function of the command-line tool `adamant`.
 
 #include <algorithm>
 #include <cstdio>
@@ -32,10 +32,10 @@ cli::command const& command_of(std::string const& name)
     if (cli::command const* const known = cli::find_command(name))
         return *known;
     std::vector<std::pair<std::string, std::string>> names;
-    for (std::string const& one : cli::command_names())
-        names.emplace_back(one, one);
-    std::string const meant = cli::did_you_mean(name, names);
-    throw cli::usage_error("there is no command '" + name + "'" + (meant.empty() ? ";" : meant) +
+    for (std::string const& known : cli::command_names())
+        names.emplace_back(known, known);
+    std::string const suggestion = cli::did_you_mean(name, names);
+    throw cli::usage_error("there is no command '" + name + "'" + (suggestion.empty() ? ";" : suggestion) +
                            " try adamant --help");
 }
 
@@ -54,7 +54,7 @@ int run(std::vector<std::string> words)
     }
     std::string const first = words.front();
     words.erase(words.begin());
-    if (first == "--complete") // asked by the shell's completion
+    if (first == "--complete") // called by the shell's completion
         return say(cli::completions(std::move(words)));
     if (first == "--version")
         return say(version());

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A file for a result that takes a while: whether it can be written is known before.
+// The output file of a long command. It is opened before the work begins, so that errors come early.
 #pragma once
 
 #include <cstdio>
@@ -13,7 +13,7 @@
 
 namespace cli {
 
-// Throws usage_error where the value of a file's option is "-", which other options take for stdout.
+// Throws usage_error if the value of a file's option is "-", which means stdout for other options.
 inline void refuse_stream(std::string_view option, std::string const& path)
 {
     if (path == "-")
@@ -23,16 +23,16 @@ inline void refuse_stream(std::string_view option, std::string const& path)
 
 class output_file {
 public:
-    // No path: nothing is written. "-": stdout, in place of the text for people. Throws adamant::unavailable with the
-    // path and the system's reason.
+    // Empty path: write() does nothing. "-": stdout, in place of the report. Throws adamant::unavailable with the path
+    // and the system's reason.
     explicit output_file(std::string const& path) : is_stdout_(path == "-")
     {
         if (!path.empty() && !is_stdout_)
             file_.emplace(path);
     }
     [[nodiscard]] bool is_stdout() const { return is_stdout_; }
-    // Once. Until it returns, the path keeps what it had. Warns on stderr if the file system could not sync the
-    // directory.
+    // Writes the whole file; call it once. Until it returns, the path keeps its old content. Warns on stderr if the
+    // file system could not sync the directory.
     void write(std::string const& text)
     {
         if (is_stdout_)

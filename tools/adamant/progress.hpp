@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// For commands that take a while: how far they are, and the wish to stop.
+// The progress bar of long commands, and their interruption by Ctrl-C.
 #pragma once
 
 #include <algorithm>
@@ -14,53 +14,53 @@
 
 namespace cli {
 
-// While one is there, the first Ctrl-C is only noted; the second ends the program as usual.
+// While an object exists, the first Ctrl-C sets a flag; the second ends the program.
 class interruption {
 public:
-    interruption() : before_(std::signal(SIGINT, note)) { noted_ = 0; }
-    ~interruption() { std::signal(SIGINT, before_); }
+    interruption() : old_handler_(std::signal(SIGINT, note)) { is_set_ = 0; }
+    ~interruption() { std::signal(SIGINT, old_handler_); }
     interruption(interruption const&) = delete;
     interruption& operator=(interruption const&) = delete;
-    [[nodiscard]] static bool noted() noexcept { return noted_ != 0; }
+    [[nodiscard]] static bool is_set() noexcept { return is_set_ != 0; }
 
 private:
     static void note(int)
     {
-        noted_ = 1;
+        is_set_ = 1;
         std::signal(SIGINT, SIG_DFL);
     }
-    static inline std::sig_atomic_t volatile noted_ = 0;
-    void (*before_)(int);
+    static inline std::sig_atomic_t volatile is_set_ = 0;
+    void (*old_handler_)(int);
 };
 
-// A bar on stderr with the time that is left, where that is a terminal; elsewhere nothing.
+// A bar on stderr with an estimate of the remaining time. Prints nothing if stderr is not a terminal.
 class progress {
 public:
-    explicit progress(double steps) : steps_(steps), shown_(isatty(STDERR_FILENO) == 1) {}
+    explicit progress(double steps) : steps_(steps), is_visible_(isatty(STDERR_FILENO) == 1) {}
     ~progress() { clear(); }
     progress(progress const&) = delete;
     progress& operator=(progress const&) = delete;
 
-    // What is being done now.
-    void about(std::string what)
+    // Shows the current activity.
+    void set_activity(std::string text)
     {
-        about_ = std::move(what);
+        activity_ = std::move(text);
         show();
     }
     void advance(double steps = 1)
     {
-        done_ += steps;
+        completed_ += steps;
         show();
     }
-    // Where steps are seconds.
-    void at_this_time(std::string what)
+    // For bars whose steps are seconds: advances to the elapsed time.
+    void set_activity_now(std::string text)
     {
-        done_ = elapsed();
-        about(std::move(what));
+        completed_ = elapsed();
+        set_activity(std::move(text));
     }
     void clear()
     {
-        if (shown_)
+        if (is_visible_)
             std::fprintf(stderr, "\r\033[K");
     }
 
@@ -71,23 +71,23 @@ private:
     }
     void show()
     {
-        if (!shown_)
+        if (!is_visible_)
             return;
-        double const share = steps_ > 0 ? std::min(done_ / steps_, 1.0) : 0;
-        double const so_far = elapsed();
+        double const share = steps_ > 0 ? std::min(completed_ / steps_, 1.0) : 0;
+        double const elapsed_s = elapsed();
         int const filled = static_cast<int>(share * 24);
-        std::string left = "...";
+        std::string remaining = "...";
         if (share > 0.02)
-            left = std::to_string(static_cast<int>(so_far / share * (1 - share) + 0.5)) + " s left";
+            remaining = std::to_string(static_cast<int>(elapsed_s / share * (1 - share) + 0.5)) + " s left";
         std::fprintf(stderr, "\r\033[K[%.*s%.*s] %3.0f%%, %s: %.50s", filled, "########################", 24 - filled,
-                     "........................", 100 * share, left.c_str(), about_.c_str());
+                     "........................", 100 * share, remaining.c_str(), activity_.c_str());
         std::fflush(stderr);
     }
 
     double steps_;
-    double done_ = 0;
-    bool shown_;
-    std::string about_;
+    double completed_ = 0;
+    bool is_visible_;
+    std::string activity_;
     std::chrono::steady_clock::time_point begin_ = std::chrono::steady_clock::now();
 };
 

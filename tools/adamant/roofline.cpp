@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// `adamant roofline`: what this machine can do for an optimizer step, and how near real steps come to it.
+// `adamant roofline`: the memory limit of this machine for an optimizer step, and how near real steps come to it.
 
 #include "roofline.hpp"
 
@@ -33,7 +33,7 @@ struct request {
     std::vector<unsigned> threads;
     roofline_options measure;
     bool job;
-    std::string note; // on what was asked for and is not done
+    std::string note; // on an option that is limited
     std::string json, csv, plot;
 };
 
@@ -58,21 +58,21 @@ std::vector<unsigned> counts(std::string const& text, unsigned most)
     return all;
 }
 
-request read_request(arguments& options, machine const& on, unsigned cores)
+request read_request(arguments& options, machine const& host, unsigned cores)
 {
     request r;
     r.params = element_count("--params", options.value("--params", "3085938688"));
-    r.ranks = options.number("--ranks", 1, 1, static_cast<unsigned>(on.cores.size()));
+    r.ranks = options.number("--ranks", 1, 1, static_cast<unsigned>(host.cores.size()));
     if (std::optional<std::string> const text = options.value("--perc"))
         if (double const share =
                 plain_number("--perc", *text, 1e-9, 1, "a share of a rank's cores, above 0 and at most 1");
-            share < 1) // all of them is what there is without
+            share < 1) // all cores are the default
             r.perc = share;
     if (r.params < r.ranks * std::size_t{4096})
         throw usage_error("--params is " + grouped(r.params) + ", but a rank has 4,096 at the least");
     r.measure.types = parse_types(options.value("--dtypes", "mixed,f32,bf16_f32,bf16"));
     for (named_types const& types : r.measure.types)
-        static_cast<void>(limit_loops(types.format->types)); // throws for those without
+        static_cast<void>(limit_loops(types.format->types)); // throws if there is none
     r.threads = counts(options.value("--threads", ""), cores);
     r.measure.bytes = byte_count("--bytes", options.value("--bytes", "2.25GB"));
     if (std::size_t const most = available_memory().bytes / 3; r.measure.bytes > most) {
@@ -100,17 +100,17 @@ std::string clock_text(double before, double after)
            (governor.empty() ? "" : ", governor " + governor);
 }
 
-// The nodes that have cores, where there are several.
-std::vector<roofline_place> node_places(machine const& on)
+// The nodes that have cores; empty if there is only one.
+std::vector<roofline_place> node_places(machine const& host)
 {
     std::vector<roofline_place> all;
-    for (unsigned n = 0; n < on.nodes.size(); ++n) {
+    for (unsigned n = 0; n < host.nodes.size(); ++n) {
         roofline_place place;
-        for (topology::core const& c : on.cores)
-            if (c.node == n && c.pus.intersects(on.allowed))
-                place.pus.insert((c.pus & on.allowed).front());
-        if (!place.pus.empty() && on.nodes[n].allowed) {
-            place.nodes.insert(on.nodes[n].os_index);
+        for (topology::core const& c : host.cores)
+            if (c.node == n && c.pus.intersects(host.allowed))
+                place.pus.insert((c.pus & host.allowed).front());
+        if (!place.pus.empty() && host.nodes[n].allowed) {
+            place.nodes.insert(host.nodes[n].os_index);
             all.push_back(place);
         }
     }
@@ -125,8 +125,8 @@ void refuse_two_streams(output_file const& json, output_file const& csv)
         throw usage_error("--json and --csv are both to go to stdout; give one of them a file");
 }
 
-// What was measured before.
-int show(arguments& options, std::string const& from)
+// Shows an earlier measurement.
+int show(arguments& options, std::string const& path)
 {
     std::string const csv_path = options.value("--csv", "", "-");
     std::string const picture_path = options.value("--plot", "");
@@ -137,13 +137,13 @@ int show(arguments& options, std::string const& from)
     output_file csv(csv_path);
     refuse_two_streams(json, csv);
     output_file picture(picture_path);
-    roofline_found const found = read_run(from);
+    roofline_report const report = read_run(path);
     if (!csv.is_stdout() && !json.is_stdout())
-        std::fputs(to_text(found).c_str(), stdout);
-    json.write(to_json(found));
-    csv.write(to_csv(found));
+        std::fputs(to_text(report).c_str(), stdout);
+    json.write(to_json(report));
+    csv.write(to_csv(report));
     if (!picture_path.empty())
-        picture.write(draw_chart(picture_path, picture_of(found)));
+        picture.write(draw_chart(picture_path, picture_of(report)));
     return 0;
 }
 
@@ -151,92 +151,92 @@ int show(arguments& options, std::string const& from)
 
 int roofline(arguments& options)
 {
-    if (std::optional<std::string> const from = options.value("--from"))
-        return show(options, *from);
-    machine const on = machine_of();
-    core_request alone;
-    unsigned const cores = adamant::detail::cores_of_each_rank(on, alone);
-    request const r = read_request(options, on, cores);
-    core_request together;
-    together.ranks = r.ranks;
+    if (std::optional<std::string> const path = options.value("--from"))
+        return show(options, *path);
+    machine const host = machine_of();
+    core_request single;
+    unsigned const cores = adamant::detail::cores_of_each_rank(host, single);
+    request const r = read_request(options, host, cores);
+    core_request all_ranks;
+    all_ranks.ranks = r.ranks;
     job_request job;
     job.params = r.params;
     job.rounds = r.measure.rounds;
     job.types = r.measure.types.front();
     if (r.perc) {
-        together.cpuadam_cores_perc = r.perc;
-        job.ranks = select_cores(on, together);
+        all_ranks.cpuadam_cores_perc = r.perc;
+        job.ranks = select_cores(host, all_ranks);
     } else {
-        unsigned const each = adamant::detail::cores_of_each_rank(on, together);
-        job.ranks = adamant::detail::cores_for_trial(on, together, each, each);
+        unsigned const rank_cores = adamant::detail::cores_of_each_rank(host, all_ranks);
+        job.ranks = adamant::detail::cores_for_trial(host, all_ranks, rank_cores, rank_cores);
     }
 
-    output_file json(r.json); // before anything is measured, so that nothing is measured in vain
+    output_file json(r.json); // opened before the measurement, which takes long
     output_file csv(r.csv);
     refuse_two_streams(json, csv);
     output_file picture(r.plot);
-    roofline_found found;
-    found.machine = describe(on);
-    found.date = date_and_time();
-    found.params = r.params;
+    roofline_report report;
+    report.machine = describe(host);
+    report.date = date_and_time();
+    report.params = r.params;
     interruption const interrupt;
-    others const besides;
+    other_load const others;
     double const clock_before = measured_clock_ghz();
     bool job_failed = false;
     if (!r.note.empty())
-        found.notes.push_back(r.note);
+        report.notes.push_back(r.note);
     {
-        std::vector<roofline_place> const nodes = node_places(on);
-        roofline_options of_nodes = r.measure;
-        of_nodes.types.resize(1, r.measure.types.front());
+        std::vector<roofline_place> const nodes = node_places(host);
+        roofline_options node_options = r.measure;
+        node_options.types.resize(1, r.measure.types.front());
         progress bar(expected_rounds(r.measure) * static_cast<double>(r.threads.size()) +
-                     expected_rounds(of_nodes) * static_cast<double>(nodes.size()) +
+                     expected_rounds(node_options) * static_cast<double>(nodes.size()) +
                      (r.job ? expected_rounds(job) : 0));
         std::vector<std::vector<limit_loop>> best;
         std::vector<std::vector<limit_loop>> best_on_node;
         for (unsigned const count : r.threads)
-            if (!interruption::noted())
-                measure_place({adamant::detail::cores_for_trial(on, alone, count, cores)[0].adam_pus, {}}, r.measure,
-                              bar, found.rows, best);
+            if (!interruption::is_set())
+                measure_place({adamant::detail::cores_for_trial(host, single, count, cores)[0].adam_pus, {}}, r.measure,
+                              bar, report.rows, best);
         for (roofline_place const& node : nodes)
-            if (!interruption::noted())
-                measure_place(node, of_nodes, bar, found.rows, best_on_node);
-        if (r.job && !interruption::noted() && !best.empty()) {
+            if (!interruption::is_set())
+                measure_place(node, node_options, bar, report.rows, best_on_node);
+        if (r.job && !interruption::is_set() && !best.empty()) {
             job.loops = best.front();
             try {
-                found.job = run_job(job, bar);
-            } catch (adamant::unavailable const& failed) { // what was measured is not lost for that
-                found.warnings.push_back(std::string("the whole job has failed: ") + failed.what());
+                report.job = run_job(job, bar);
+            } catch (adamant::unavailable const& error) { // the other measurements are still reported
+                report.warnings.push_back(std::string("the whole job has failed: ") + error.what());
                 job_failed = true;
             }
         }
     }
-    found.interrupted = interruption::noted();
-    found.notes.push_back(clock_text(clock_before, measured_clock_ghz()));
-    found.notes.push_back(
+    report.interrupted = interruption::is_set();
+    report.notes.push_back(clock_text(clock_before, measured_clock_ghz()));
+    report.notes.push_back(
         "huge pages: the kernel says \"" + huge_page_state() + "\"" +
-        (found.job ? "; " + fixed(100 * found.job->huge_share, 0) + "% of the job's arrays lie in them" : ""));
-    add_others(found, besides.busy());
+        (report.job ? "; " + fixed(100 * report.job->huge_share, 0) + "% of the job's arrays lie in them" : ""));
+    add_others(report, others.share());
     std::size_t last_caches = 0;
-    for (topology::cache const& c : on.caches)
+    for (topology::cache const& c : host.caches)
         last_caches += c.level == 3 ? c.bytes : 0;
-    auto const warn_of_cache = [&](std::string const& what, std::size_t bytes, char const* option) {
+    auto const warn_about_cache = [&](std::string const& subject, std::size_t bytes, char const* option) {
         if (bytes < 4 * last_caches)
-            found.warnings.push_back(what + " of " + size_text(bytes) + " lie in part in the last caches (" +
-                                     size_text(last_caches) + "): this is not the limit of memory; give more " +
-                                     option);
+            report.warnings.push_back(subject + " of " + size_text(bytes) + " lie in part in the last caches (" +
+                                      size_text(last_caches) + "): this is not the limit of memory; give more " +
+                                      option);
     };
-    warn_of_cache("arrays", r.measure.bytes, "--bytes");
-    if (found.job)
-        warn_of_cache("the job's arrays", memory_bytes(job.types.format->types, found.job->params_measured),
-                      "--params");
+    warn_about_cache("arrays", r.measure.bytes, "--bytes");
+    if (report.job)
+        warn_about_cache("the job's arrays", memory_bytes(job.types.format->types, report.job->params_measured),
+                         "--params");
     if (!csv.is_stdout() && !json.is_stdout())
-        std::fputs(to_text(found).c_str(), stdout);
-    json.write(to_json(found));
-    csv.write(to_csv(found));
+        std::fputs(to_text(report).c_str(), stdout);
+    json.write(to_json(report));
+    csv.write(to_csv(report));
     if (!r.plot.empty())
-        picture.write(draw_chart(r.plot, picture_of(found)));
-    return found.interrupted ? 128 + SIGINT : job_failed ? 2 : 0;
+        picture.write(draw_chart(r.plot, picture_of(report)));
+    return report.interrupted ? 128 + SIGINT : job_failed ? 2 : 0;
 }
 
 } // namespace cli

@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+// `adamant roofline`: the memory limit of optimizer steps.
 #pragma once
 
 #include "arguments.hpp"

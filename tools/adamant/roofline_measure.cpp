@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+// Definitions of roofline_measure.hpp.
 #include "roofline_measure.hpp"
 
 #include <algorithm>
@@ -17,11 +18,11 @@ namespace {
 
 using namespace adamant;
 
-constexpr std::size_t trial_rounds = 2; // in which the fastest loops are found
+constexpr std::size_t trial_rounds = 2; // to find the fastest loops
 
-std::size_t elements_for(std::size_t bytes, double bytes_each)
+std::size_t elements_for(std::size_t bytes, double elem_bytes)
 {
-    auto const elems = static_cast<std::size_t>(static_cast<double>(bytes) / bytes_each);
+    auto const elems = static_cast<std::size_t>(static_cast<double>(bytes) / elem_bytes);
     return std::max<std::size_t>(elems / 4096, 1) * 4096;
 }
 
@@ -45,11 +46,11 @@ void measure_read_and_copy(executor const& cpu, roofline_row const& common, roof
 {
     shard_format const& format = step_format<float, float, float, float, void>();
     std::size_t const n = elements_for(options.bytes, memory_bytes(format.types) + 4);
-    bar.about("read and copy");
+    bar.set_activity("read and copy");
     trial_step arrays(cpu, format, n, memory);
-    buffer<float> to(n, memory);
-    cpu.for_each_owned_slice(n, [&](slice part) { to.touch(part.begin, part.end); });
-    auto* const target = reinterpret_cast<std::byte*>(to.data());
+    buffer<float> copy(n, memory);
+    cpu.for_each_owned_slice(n, [&](slice part) { copy.touch(part.begin, part.end); });
+    auto* const target = reinterpret_cast<std::byte*>(copy.data());
     std::vector<timed_work> all;
     all.push_back({[&] { return read_seconds(cpu, arrays); }});
     all.push_back({[&] { return copy_seconds(cpu, arrays, target); }});
@@ -74,8 +75,8 @@ void run_rounds(std::vector<timed_work>& all, std::size_t rounds, progress& bar)
     std::vector<std::size_t> order(all.size());
     std::iota(order.begin(), order.end(), std::size_t{0});
     std::minstd_rand random;
-    for (std::size_t round = 0; round <= rounds && !interruption::noted(); ++round) {
-        std::shuffle(order.begin(), order.end(), random); // nothing always finds the caches as the same other left them
+    for (std::size_t round = 0; round <= rounds && !interruption::is_set(); ++round) {
+        std::shuffle(order.begin(), order.end(), random); // so that the caches' content varies
         for (std::size_t const k : order) {
             double const seconds = all[k].seconds();
             if (round != 0)
@@ -86,7 +87,7 @@ void run_rounds(std::vector<timed_work>& all, std::size_t rounds, progress& bar)
 }
 
 std::vector<roofline_row> rows_of(roofline_row const& common, std::vector<double> const& step,
-                                  std::vector<timed_work> const& limits, std::vector<limit_loop> const& which)
+                                  std::vector<timed_work> const& limits, std::vector<limit_loop> const& loops)
 {
     if (step.empty())
         return {};
@@ -96,7 +97,7 @@ std::vector<roofline_row> rows_of(roofline_row const& common, std::vector<double
             best = k;
     roofline_row row = common;
     row.what = "limit";
-    row.note = which[best].name;
+    row.note = loops[best].name;
     row.isa.clear();
     roofline_row const limit = row_of(row, limits[best].times);
     row.what = "step";
@@ -118,45 +119,46 @@ double expected_rounds(roofline_options const& options)
            static_cast<double>(options.types.size() * (trial_rounds + 1 + options.rounds + 1));
 }
 
-void measure_place(roofline_place const& where, roofline_options const& options, progress& bar,
+void measure_place(roofline_place const& place, roofline_options const& options, progress& bar,
                    std::vector<roofline_row>& rows, std::vector<std::vector<limit_loop>>& best_loops)
 {
-    executor const cpu = executor_on(where.pus);
-    memory_options const memory{.nodes = where.nodes};
+    executor const cpu = executor_on(place.pus);
+    memory_options const memory{.nodes = place.nodes};
     roofline_row common;
     common.threads = cpu.threads();
-    common.pus = to_list(where.pus);
-    common.node = to_list(where.nodes);
+    common.pus = to_list(place.pus);
+    common.node = to_list(place.nodes);
     measure_read_and_copy(cpu, common, options, memory, bar, rows);
     best_loops.resize(options.types.size());
-    for (std::size_t t = 0; t < options.types.size() && !interruption::noted(); ++t) {
+    for (std::size_t t = 0; t < options.types.size() && !interruption::is_set(); ++t) {
         named_types const& chosen = options.types[t];
         std::size_t const n = elements_for(options.bytes, memory_bytes(chosen.format->types));
-        bar.about(chosen.name + " on " + std::to_string(cpu.threads()) + (cpu.threads() == 1 ? " core" : " cores"));
+        bar.set_activity(chosen.name + " on " + std::to_string(cpu.threads()) +
+                         (cpu.threads() == 1 ? " core" : " cores"));
         trial_step arrays(cpu, *chosen.format, n, memory);
         std::vector<limit_loop> loops = limit_loops(chosen.format->types);
-        auto const timed = [&](limit_loop const& loop) {
+        auto const make_work = [&](limit_loop const& loop) {
             return timed_work{[&] { return limit_seconds(loop, cpu, arrays); }};
         };
         std::vector<timed_work> trial;
         for (limit_loop const& loop : loops)
-            trial.push_back(timed(loop));
+            trial.push_back(make_work(loop));
         run_rounds(trial, trial_rounds, bar);
         if (trial.back().times.empty())
             return;
-        // The fastest of each kind of stores: which kind is, may depend on how many cores there are.
+        // Keeps the fastest loop of each kind of stores: the fastest kind may depend on the number of cores.
         std::map<std::string, std::size_t> fastest;
         for (std::size_t k = 0; k < loops.size(); ++k) {
-            auto const [at, first] = fastest.emplace(loops[k].stores, k);
-            if (!first && median(trial[k].times) < median(trial[at->second].times))
-                at->second = k;
+            auto const [best, is_new] = fastest.emplace(loops[k].stores, k);
+            if (!is_new && median(trial[k].times) < median(trial[best->second].times))
+                best->second = k;
         }
-        std::vector<limit_loop> kept;
+        std::vector<limit_loop> fastest_loops;
         for (auto const& [stores, k] : fastest)
-            kept.push_back(loops[k]);
+            fastest_loops.push_back(loops[k]);
         std::vector<timed_work> all;
-        for (limit_loop const& loop : kept)
-            all.push_back(timed(loop));
+        for (limit_loop const& loop : fastest_loops)
+            all.push_back(make_work(loop));
         all.push_back({[&] { return arrays.seconds(cpu); }});
         run_rounds(all, options.rounds, bar);
         common.types = chosen.name;
@@ -165,9 +167,9 @@ void measure_place(roofline_place const& where, roofline_options const& options,
         common.isa = name(cpu.tier());
         std::vector<double> const step = all.back().times;
         all.pop_back();
-        for (roofline_row const& row : rows_of(common, step, all, kept))
+        for (roofline_row const& row : rows_of(common, step, all, fastest_loops))
             rows.push_back(row);
-        best_loops[t] = kept;
+        best_loops[t] = fastest_loops;
     }
 }
 

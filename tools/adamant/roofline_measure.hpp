@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What `adamant roofline` measures on the cores of this process: the loops without arithmetic, and real steps.
+// The measurements of `adamant roofline` on the cores of this process: loops without arithmetic, and real steps.
 #pragma once
 
 #include <array>
@@ -31,27 +31,27 @@ struct roofline_row {
     double ns_per_element = 0; // medians; of all ranks together
     double ns_p10 = 0;
     double ns_p90 = 0;
-    double percent_of_limit = 0; // of rounds' ratios to the limit: their median, and how they spread; 0: not of it
+    double percent_of_limit = 0; // median of the rounds' ratios to the limit; 0: the row is not a step
     double percent_p10 = 0;
     double percent_p90 = 0;
     std::string isa;  // of a step
-    std::string note; // which loop was the fastest
+    std::string note; // the fastest loop
 
     [[nodiscard]] bool is_step() const { return percent_of_limit > 0; }
     [[nodiscard]] double gb_per_s() const { return bytes_per_element / ns_per_element; }
 };
 
-// Times of several things, each of which is done once in each round, in an order of its own.
+// A measurement that runs once in each round, in random order with the others.
 struct timed_work {
-    std::function<double()> seconds; // does it, and says how long it took
+    std::function<double()> seconds; // does the work and returns its time
     std::vector<double> times = {};
 };
-// Rounds until that many are done, or Ctrl-C has been pressed; the first one does not count.
+// Runs `rounds` rounds after one that does not count. Stops early after Ctrl-C.
 void run_rounds(std::vector<timed_work>& all, std::size_t rounds, progress& bar);
 
-// The rows of a step and its limit from their times in the same rounds. `which` of the loops belong to `limits`.
+// The rows of a step and its limit from their times in the same rounds. loops: those that were timed in `limits`.
 std::vector<roofline_row> rows_of(roofline_row const& common, std::vector<double> const& step,
-                                  std::vector<timed_work> const& limits, std::vector<limit_loop> const& which);
+                                  std::vector<timed_work> const& limits, std::vector<limit_loop> const& loops);
 
 struct roofline_place {
     adamant::pu_set pus;
@@ -64,12 +64,12 @@ struct roofline_options {
     std::size_t rounds = 9;
 };
 
-// How many rounds of whatever it will be, for the progress bar.
+// The number of rounds of measure_place(), for the progress bar.
 double expected_rounds(roofline_options const& options);
 
-// Read, copy, and for each of the types limit and step. Stops early after Ctrl-C, with the rows that are complete.
-// best_loops: for each of the types, which loop of each kind of stores was the fastest here; filled in.
-void measure_place(roofline_place const& where, roofline_options const& options, progress& bar,
+// Measures read, copy, and for each of the types limit and step. Stops early after Ctrl-C, with the complete rows.
+// best_loops: receives for each of the types the fastest loop of each kind of stores.
+void measure_place(roofline_place const& place, roofline_options const& options, progress& bar,
                    std::vector<roofline_row>& rows, std::vector<std::vector<limit_loop>>& best_loops);
 
 } // namespace cli

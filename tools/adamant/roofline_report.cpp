@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+// Definitions of roofline_report.hpp.
 #include "roofline_report.hpp"
 
 #include <algorithm>
@@ -20,7 +21,7 @@ namespace {
 using json = nlohmann::ordered_json;
 using adamant::dtype;
 
-// Whole numbers without a point.
+// Writes whole numbers without a decimal point.
 json bytes_json(double bytes)
 {
     auto const whole = static_cast<std::size_t>(bytes);
@@ -54,11 +55,11 @@ json row_json(roofline_row const& row, bool projected)
     return result;
 }
 
-// As the headings have them: "f32/bf16/f32/f32/bf16".
+// Types for the table and headings: "f32/bf16/f32/f32/bf16".
 std::string short_types(std::string types)
 {
-    for (std::size_t at = 0; (at = types.find("float", at)) != std::string::npos;)
-        types.replace(at, 5, 1, 'f');
+    for (std::size_t begin = 0; (begin = types.find("float", begin)) != std::string::npos;)
+        types.replace(begin, 5, 1, 'f');
     return types;
 }
 
@@ -70,7 +71,7 @@ std::string cores_of(roofline_row const& row)
 }
 
 // The instruction sets of all steps, each once: "avx512".
-std::string tiers_of(roofline_found const& found)
+std::string tiers_of(roofline_report const& report)
 {
     std::vector<std::string> all;
     auto const add = [&](std::vector<roofline_row> const& rows) {
@@ -78,12 +79,12 @@ std::string tiers_of(roofline_found const& found)
             if (!row.isa.empty() && std::find(all.begin(), all.end(), row.isa) == all.end())
                 all.push_back(row.isa);
     };
-    add(found.rows);
-    if (found.job)
-        add(found.job->rows);
+    add(report.rows);
+    if (report.job)
+        add(report.job->rows);
     std::string text;
-    for (std::string const& one : all)
-        text += (text.empty() ? "" : ", ") + one;
+    for (std::string const& tier : all)
+        text += (text.empty() ? "" : ", ") + tier;
     return text;
 }
 
@@ -93,12 +94,12 @@ struct row_widths {
     int cores = 6;
     int what = 6;
 
-    explicit row_widths(roofline_found const& found)
+    explicit row_widths(roofline_report const& report)
     {
-        for (roofline_row const& row : found.rows)
+        for (roofline_row const& row : report.rows)
             widen(row);
-        if (found.job)
-            for (roofline_row const& row : found.job->rows)
+        if (report.job)
+            for (roofline_row const& row : report.job->rows)
                 widen(row);
     }
     void widen(roofline_row const& row)
@@ -141,44 +142,44 @@ std::string in_words(std::string const& types)
     std::string text;
     for (dtype const type :
          {dtype::float32, dtype::bfloat16, dtype::float16, dtype::split_float32, dtype::quantized8}) {
-        std::vector<std::string> of_type;
-        for (auto const& [its, array] : arrays)
-            if (its == type)
-                of_type.push_back(array);
-        for (std::size_t i = 0; i < of_type.size(); ++i)
-            text += (i != 0 ? i + 1 == of_type.size() ? " and " : ", "
+        std::vector<std::string> names;
+        for (auto const& [array_type, array] : arrays)
+            if (array_type == type)
+                names.push_back(array);
+        for (std::size_t i = 0; i < names.size(); ++i)
+            text += (i != 0 ? i + 1 == names.size() ? " and " : ", "
                             : (text.empty() ? "" : ", ") + std::string(name(type)) + " ") +
-                    of_type[i];
+                    names[i];
     }
     return text;
 }
 
-// Longer lines are broken; those that go on are indented.
+// Breaks long lines and indents the continuations.
 std::string wrapped(std::string const& text)
 {
     std::string out;
     std::string line;
-    std::size_t at = 0;
-    while (at < text.size()) {
-        std::size_t const end = std::min(text.find(' ', at), text.size());
-        std::string const word = text.substr(at, end - at);
+    std::size_t begin = 0;
+    while (begin < text.size()) {
+        std::size_t const end = std::min(text.find(' ', begin), text.size());
+        std::string const word = text.substr(begin, end - begin);
         if (line.size() > 4 && line.size() + 1 + word.size() > text_columns) {
             out += line + "\n";
             line = "   ";
         }
         line += (line.empty() ? "" : " ") + word;
-        at = end + 1;
+        begin = end + 1;
     }
     return out + line + "\n";
 }
 
-std::string job_text(roofline_found const& found)
+std::string job_text(roofline_report const& report)
 {
-    job_result const& job = *found.job;
+    job_result const& job = *report.job;
     if (job.rows.empty())
         return "";
     roofline_row const& step = job.rows.back();
-    std::string text = grouped(found.params) + " params, " + step.types + ", over " + plural(step.ranks, "rank") +
+    std::string text = grouped(report.params) + " params, " + step.types + ", over " + plural(step.ranks, "rank") +
                        " of " + plural(step.threads, "core") + " (PUs " + step.pus + "): " + seconds(job.step_s) +
                        " a step" + (job.projected ? ", PROJECTED" : "") + ", " + fixed(step.gb_per_s(), 1) + " GB/s, " +
                        fixed(step.percent_of_limit, 0) + "% of the limit (p10 to p90 " + fixed(step.percent_p10, 0) +
@@ -187,124 +188,124 @@ std::string job_text(roofline_found const& found)
         text += "; that is in proportion to the " + grouped(job.params_measured) + " that fit in memory, which took " +
                 seconds(step.ns_per_element * 1e-9 * static_cast<double>(step.elements));
     std::string out = wrapped(text);
-    if (found.params == 3'085'938'688 && (step.types == "f32" || step.types == "mixed"))
+    if (report.params == 3'085'938'688 && (step.types == "f32" || step.types == "mixed"))
         out += wrapped("published for as many (DeepSpeed issue 7478): 0.6 s on 2 x 64 cores, 0.2 s on two Xeon 6972P");
     return out;
 }
 
 } // namespace
 
-void add_others(roofline_found& found, double share)
+void add_others(roofline_report& report, double share)
 {
-    constexpr double busy_from = 0.05; // more of the machine for other processes, and figures say little
-    found.notes.push_back("others had " + fixed(100 * share, 1) + "% of the processors meanwhile");
+    constexpr double busy_from = 0.05; // figures are unreliable if other processes use more of the machine
+    report.notes.push_back("others had " + fixed(100 * share, 1) + "% of the processors meanwhile");
     if (share > busy_from)
-        found.warnings.push_back("the machine was busy with something else for " + fixed(100 * share, 0) +
-                                 "% of its processors' time; measure again when it is quiet");
+        report.warnings.push_back("the machine was busy with something else for " + fixed(100 * share, 0) +
+                                  "% of its processors' time; measure again when it is quiet");
 }
 
-roofline_found read_run(std::string const& path)
+roofline_report read_run(std::string const& path)
 {
     std::ifstream file(path);
     if (!file)
         throw usage_error("--from is '" + path + "', which cannot be read; benchmarks/peers.py --json makes one");
     try {
-        roofline_found found;
-        found.from = path;
+        roofline_report report;
+        report.from = path;
         json const run = json::parse(file);
-        found.machine = run.at("machine");
-        found.date = run.at("date");
+        report.machine = run.at("machine");
+        report.date = run.at("date");
         json const& rows = run.at("rows");
-        double largest = 0; // others are in cache, where memory is no limit
+        double largest = 0; // smaller arrays may be in cache
         for (json const& row : rows)
             largest = std::max(largest, row.at("elements").get<double>());
         for (json const& row : rows) {
             if (row.at("elements").get<double>() != largest)
                 continue;
-            roofline_row one;
-            one.what = row.at("name");
-            one.types = row.at("dtypes");
-            static_cast<void>(parse_types(one.types)); // throws for what is none
-            one.threads = row.at("threads");
-            one.elements = row.at("elements");
-            one.bytes_per_element = row.at("bytes_per_element");
-            one.rounds = run.at("rounds");
-            one.ns_per_element = row.at("ns_per_element");
-            one.ns_p10 = row.at("ns_p10");
-            one.ns_p90 = row.at("ns_p90");
-            one.note = row.at("note");
-            if (one.what != "limit") {
-                one.percent_of_limit = row.at("percent_of_limit");
-                one.percent_p10 = 100 / row.at("ratio_p90").get<double>();
-                one.percent_p90 = 100 / row.at("ratio_p10").get<double>();
+            roofline_row result;
+            result.what = row.at("name");
+            result.types = row.at("dtypes");
+            static_cast<void>(parse_types(result.types)); // throws for unknown types
+            result.threads = row.at("threads");
+            result.elements = row.at("elements");
+            result.bytes_per_element = row.at("bytes_per_element");
+            result.rounds = run.at("rounds");
+            result.ns_per_element = row.at("ns_per_element");
+            result.ns_p10 = row.at("ns_p10");
+            result.ns_p90 = row.at("ns_p90");
+            result.note = row.at("note");
+            if (result.what != "limit") {
+                result.percent_of_limit = row.at("percent_of_limit");
+                result.percent_p10 = 100 / row.at("ratio_p90").get<double>();
+                result.percent_p90 = 100 / row.at("ratio_p10").get<double>();
             }
-            found.rows.push_back(one);
+            report.rows.push_back(result);
         }
-        add_others(found, run.at("share_of_others"));
-        return found;
+        add_others(report, run.at("share_of_others"));
+        return report;
     } catch (nlohmann::json::exception const& e) {
         throw usage_error("--from is '" + path + "', which benchmarks/peers.py has not made (" + e.what() + ")");
     }
 }
 
-std::string to_text(roofline_found const& found)
+std::string to_text(roofline_report const& report)
 {
-    std::string out = "adamant roofline, " + found.date + (found.from.empty() ? "" : ", from " + found.from) + "\n" +
-                      wrapped(found.machine);
-    for (std::string const& note : found.notes)
+    std::string out = "adamant roofline, " + report.date + (report.from.empty() ? "" : ", from " + report.from) + "\n" +
+                      wrapped(report.machine);
+    for (std::string const& note : report.notes)
         out += wrapped(note);
-    for (std::string const& warning : found.warnings)
+    for (std::string const& warning : report.warnings)
         out += wrapped("WARNING: " + warning);
-    if (std::string const tiers = tiers_of(found); !tiers.empty())
+    if (std::string const tiers = tiers_of(report); !tiers.empty())
         out += wrapped("instruction set of the steps: " + tiers);
     out += "\nlimit: the fastest loop that moves a step's bytes and computes nothing; read and copy: loops that\n"
            "only do that. Bytes written count as those read, but cost less where the line is there already: so\n"
            "a step moves more GB/s than a loop that reads. Medians of rounds; limit and step in each; in\n"
            "brackets p10 to p90. Where both are as fast, the machine's drift makes a step seem faster than its\n"
            "limit.\n\n";
-    row_widths const width(found);
+    row_widths const width(report);
     auto const heading = [](std::string text, int columns) {
         text.resize(std::max(text.size(), static_cast<std::size_t>(columns)), ' ');
         return text + " ";
     };
     out += heading("types", width.types) + heading("cores", width.cores) + heading("what", width.what) +
            "ns/elem                    bytes    GB/s  % of limit\n";
-    for (roofline_row const& row : found.rows)
+    for (roofline_row const& row : report.rows)
         out += row_text(row, width);
-    if (found.job && !found.job->rows.empty()) {
+    if (report.job && !report.job->rows.empty()) {
         out += "\nthe whole job, every rank a process on cores of its own, all stepping concurrently:\n";
-        for (roofline_row const& row : found.job->rows)
+        for (roofline_row const& row : report.job->rows)
             out += row_text(row, width);
-        out += '\n' + job_text(found);
+        out += '\n' + job_text(report);
     }
-    if (found.interrupted)
+    if (report.interrupted)
         out += "\ninterrupted: what was measured until then is above\n";
     return out;
 }
 
-std::string to_json(roofline_found const& found)
+std::string to_json(roofline_report const& report)
 {
-    json result = {{"machine", found.machine},
-                   {"date", found.date},
-                   {"notes", found.notes},
-                   {"warnings", found.warnings},
-                   {"interrupted", found.interrupted},
+    json result = {{"machine", report.machine},
+                   {"date", report.date},
+                   {"notes", report.notes},
+                   {"warnings", report.warnings},
+                   {"interrupted", report.interrupted},
                    {"rows", json::array()}};
-    for (roofline_row const& row : found.rows)
+    for (roofline_row const& row : report.rows)
         result["rows"].push_back(row_json(row, false));
-    if (found.job && !found.job->rows.empty()) {
-        for (roofline_row const& row : found.job->rows)
-            result["rows"].push_back(row_json(row, found.job->projected));
-        result["job"] = {{"params", found.params},
-                         {"params_measured", found.job->params_measured},
-                         {"ranks", found.job->rows.back().ranks},
-                         {"step_s", found.job->step_s},
-                         {"projected", found.job->projected}};
+    if (report.job && !report.job->rows.empty()) {
+        for (roofline_row const& row : report.job->rows)
+            result["rows"].push_back(row_json(row, report.job->projected));
+        result["job"] = {{"params", report.params},
+                         {"params_measured", report.job->params_measured},
+                         {"ranks", report.job->rows.back().ranks},
+                         {"step_s", report.job->step_s},
+                         {"projected", report.job->projected}};
     }
     return result.dump(2) + "\n";
 }
 
-std::string to_csv(roofline_found const& found)
+std::string to_csv(roofline_report const& report)
 {
     std::string out = "what,types,threads,ranks,numa_node,elements,bytes_per_element,ns_per_element,ns_p10,ns_p90,"
                       "gb_per_s,percent_of_limit,percent_p10,percent_p90,isa\n";
@@ -317,39 +318,39 @@ std::string to_csv(roofline_found const& found)
                (step ? fixed(row.percent_p10, 2) : "") + "," + (step ? fixed(row.percent_p90, 2) : "") + "," + row.isa +
                "\n";
     };
-    for (roofline_row const& row : found.rows)
+    for (roofline_row const& row : report.rows)
         add(row);
-    if (found.job)
-        for (roofline_row const& row : found.job->rows)
+    if (report.job)
+        for (roofline_row const& row : report.job->rows)
             add(row);
     return out;
 }
 
-chart picture_of(roofline_found const& found)
+chart picture_of(roofline_report const& report)
 {
     chart picture;
     picture.title = "The roof of an optimizer step, and what reaches it";
-    picture.subtitle = found.machine + "; " + found.date;
+    picture.subtitle = report.machine + "; " + report.date;
     picture.x_label = "cores";
     picture.y_label = "GB/s that the step moves";
-    if (found.interrupted)
+    if (report.interrupted)
         picture.warnings.push_back("INTERRUPTED: only what was measured until then is here");
-    for (std::string const& warning : found.warnings)
+    for (std::string const& warning : report.warnings)
         picture.warnings.push_back("WARNING: " + warning);
     auto const point = [](roofline_row const& row) {
         double const bytes = row.bytes_per_element;
         return chart_point{static_cast<double>(row.threads), row.gb_per_s(), bytes / row.ns_p90, bytes / row.ns_p10};
     };
     std::vector<std::string> types;
-    bool above = false; // some step is
-    for (roofline_row const& row : found.rows) {
+    bool is_above = false; // some step is above the roof
+    for (roofline_row const& row : report.rows) {
         if (!row.types.empty() && std::find(types.begin(), types.end(), row.types) == types.end())
             types.push_back(row.types);
-        above = above || (row.is_step() && row.percent_p90 > 100);
+        is_above = is_above || (row.is_step() && row.percent_p90 > 100);
     }
     for (std::string const& name : types) {
         chart_panel panel;
-        for (roofline_row const& row : found.rows) {
+        for (roofline_row const& row : report.rows) {
             if (row.types != name || !row.node.empty())
                 continue;
             panel.title = short_types(name) + ": " + shortest(row.bytes_per_element) + " bytes an element";
@@ -357,28 +358,28 @@ chart picture_of(roofline_found const& found)
             std::string const label = row.what == "limit"  ? "limit: a step's bytes moved, nothing computed"
                                       : row.what == "step" ? "adamant step()"
                                                            : row.what;
-            auto there = std::find_if(panel.series.begin(), panel.series.end(),
-                                      [&](chart_series const& s) { return s.label == label; });
-            if (there == panel.series.end())
-                there = panel.series.insert(panel.series.end(),
-                                            {label, row.what == "limit" ? mark_style::roof : mark_style::points, {}});
-            there->points.push_back(point(row));
+            auto series = std::find_if(panel.series.begin(), panel.series.end(),
+                                       [&](chart_series const& s) { return s.label == label; });
+            if (series == panel.series.end())
+                series = panel.series.insert(panel.series.end(),
+                                             {label, row.what == "limit" ? mark_style::roof : mark_style::points, {}});
+            series->points.push_back(point(row));
         }
         picture.panels.push_back(panel);
     }
-    if (found.job && !found.job->rows.empty())
-        picture.notes.push_back(grouped(found.params) + " params, " + found.job->rows.back().types + ", " +
-                                plural(found.job->rows.back().ranks, "rank") + ": " + seconds(found.job->step_s) +
-                                " a step" + (found.job->projected ? " (projected from what fits in memory)" : "") +
-                                ", " + fixed(found.job->rows.back().percent_of_limit, 0) + "% of the limit");
+    if (report.job && !report.job->rows.empty())
+        picture.notes.push_back(grouped(report.params) + " params, " + report.job->rows.back().types + ", " +
+                                plural(report.job->rows.back().ranks, "rank") + ": " + seconds(report.job->step_s) +
+                                " a step" + (report.job->projected ? " (projected from what fits in memory)" : "") +
+                                ", " + fixed(report.job->rows.back().percent_of_limit, 0) + "% of the limit");
     if (!picture.panels.empty()) {
         auto const [least, most] = std::minmax_element(
-            found.rows.begin(), found.rows.end(), [](auto const& a, auto const& b) { return a.rounds < b.rounds; });
+            report.rows.begin(), report.rows.end(), [](auto const& a, auto const& b) { return a.rounds < b.rounds; });
         picture.notes.push_back("medians, and bars from p10 to p90, of " +
                                 (least->rounds == most->rounds ? "" : std::to_string(least->rounds) + " to ") +
                                 std::to_string(most->rounds) + " rounds, all of them in one run");
     }
-    if (above)
+    if (is_above)
         picture.notes.push_back(
             "Points and bars above the roof: it is the median of the fastest loop that was tried, not of the fastest "
             "there could be, and what memory gives drifts from round to round by as much as the bars are long.");

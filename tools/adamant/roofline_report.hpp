@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What `adamant roofline` has found, as text, JSON, CSV and a picture.
+// The report of `adamant roofline`, as text, JSON, CSV and a picture.
 #pragma once
 
 #include <optional>
@@ -11,28 +11,28 @@
 
 namespace cli {
 
-struct roofline_found {
+struct roofline_report {
     std::string machine; // in words
     std::string date;
-    std::vector<std::string> notes;    // on pages, clock, quiet
-    std::vector<std::string> warnings; // reasons not to believe it
-    std::vector<roofline_row> rows;    // of this process's cores; a row of others has their name for what it is
-    std::size_t params = 0;            // of the job that was asked for
+    std::vector<std::string> notes;    // on pages, clock, other load
+    std::vector<std::string> warnings; // reasons to distrust the figures
+    std::vector<roofline_row> rows;    // of this process's cores; other optimizers' rows have their name in `what`
+    std::size_t params = 0;            // of the requested job
     std::optional<job_result> job;
-    std::string from; // the file it was read from; empty: measured now
+    std::string from; // the file of an earlier measurement; empty: measured now
     bool interrupted = false;
 };
 
-// What others had of the processors meanwhile, from 0 to 1, as a note; where it was much, as a warning, too.
-void add_others(roofline_found& found, double share);
+// Notes the share of the processors that other processes used meanwhile, from 0 to 1; a large one as a warning, too.
+void add_others(roofline_report& report, double share);
 
-// The large sizes that benchmarks/peers.py has measured in one run: the limit, adamant's steps and others'. Throws
-// usage_error where the file cannot be read or is another one.
-roofline_found read_run(std::string const& path);
+// Reads the largest arrays of a run of benchmarks/peers.py: the limit, adamant's steps and other optimizers'. Throws
+// usage_error if the file cannot be read or has another format.
+roofline_report read_run(std::string const& path);
 
-std::string to_text(roofline_found const& found);
-std::string to_json(roofline_found const& found);
-std::string to_csv(roofline_found const& found);
-chart picture_of(roofline_found const& found);
+std::string to_text(roofline_report const& report);
+std::string to_json(roofline_report const& report);
+std::string to_csv(roofline_report const& report);
+chart picture_of(roofline_report const& report);
 
 } // namespace cli

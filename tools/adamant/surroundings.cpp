@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+// Definitions of surroundings.hpp.
 #include "surroundings.hpp"
 
 #include <algorithm>
@@ -21,10 +22,10 @@ std::string first_line(char const* path)
     return line;
 }
 
-double cpu_seconds(int who)
+double cpu_seconds(int processes)
 {
     rusage used{};
-    getrusage(who, &used);
+    getrusage(processes, &used);
     return static_cast<double>(used.ru_utime.tv_sec + used.ru_stime.tv_sec) +
            1e-6 * static_cast<double>(used.ru_utime.tv_usec + used.ru_stime.tv_usec);
 }
@@ -39,11 +40,10 @@ double measured_clock_ghz()
     for (int i = 0; i < 9; ++i) {
         std::uint64_t x = 1;
         std::uint64_t const step = 3;
-        auto const from = std::chrono::steady_clock::now();
-        for (int k = 0; k < links / 8;
-             ++k) // enough in a turn to hide the loop's own work
+        auto const begin = std::chrono::steady_clock::now();
+        for (int k = 0; k < links / 8; ++k) // enough in an iteration to hide the loop's own work
 #if defined(__x86_64__)
-                  // Of a register, for some processors add constants before they are executed.
+                                            // Adds a register: some processors add constants before execution.
             asm volatile("add %1,%0\n\tadd %1,%0\n\tadd %1,%0\n\tadd %1,%0\n\t"
                          "add %1,%0\n\tadd %1,%0\n\tadd %1,%0\n\tadd %1,%0"
                          : "+r"(x)
@@ -55,7 +55,7 @@ double measured_clock_ghz()
                          : "+r"(x)
                          : "r"(step));
 #endif
-        best = std::min(best, std::chrono::duration<double>(std::chrono::steady_clock::now() - from).count());
+        best = std::min(best, std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count());
     }
     return links / best * 1e-9;
 #else
@@ -76,9 +76,9 @@ std::string huge_page_state()
     return open == std::string::npos || close == std::string::npos ? "none" : line.substr(open + 1, close - open - 1);
 }
 
-others::others() : begin_(now()) {}
+other_load::other_load() : begin_(now()) {}
 
-others::times others::now()
+other_load::times other_load::now()
 {
     times t;
     std::ifstream file("/proc/stat"); // "cpu  user nice system idle iowait irq softirq steal ..."
@@ -87,18 +87,19 @@ others::times others::now()
     double const ticks = static_cast<double>(sysconf(_SC_CLK_TCK));
     double value = 0;
     for (int i = 0; i < 8 && file >> value; ++i) {
-        t.all += value / ticks;
-        t.busy += i == 3 || i == 4 ? 0 : value / ticks;
+        t.all_s += value / ticks;
+        t.busy_s += i == 3 || i == 4 ? 0 : value / ticks;
     }
-    t.own = cpu_seconds(RUSAGE_SELF) + cpu_seconds(RUSAGE_CHILDREN);
+    t.this_process_s = cpu_seconds(RUSAGE_SELF) + cpu_seconds(RUSAGE_CHILDREN);
     return t;
 }
 
-double others::busy() const
+double other_load::share() const
 {
     times const end = now();
-    double const all = end.all - begin_.all;
-    return all <= 0 ? 0 : std::clamp((end.busy - begin_.busy - (end.own - begin_.own)) / all, 0.0, 1.0);
+    double const all = end.all_s - begin_.all_s;
+    double const busy = end.busy_s - begin_.busy_s - (end.this_process_s - begin_.this_process_s);
+    return all <= 0 ? 0 : std::clamp(busy / all, 0.0, 1.0);
 }
 
 } // namespace cli

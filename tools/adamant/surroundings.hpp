@@ -1,33 +1,33 @@
 // SPDX-License-Identifier: Apache-2.0
-// What has to be known of a machine to believe what was measured on it: clock, pages, and who else was busy.
+// Conditions of a measurement: the clock, huge pages, and the load by other processes.
 #pragma once
 
 #include <string>
 
 namespace cli {
 
-// The clock of the core that runs this, from a chain of additions that takes a cycle each; in GHz, the best of some.
-// 0 where that is not known to be so.
+// The clock of the calling core in GHz: the best of several runs of a chain of additions of one cycle each. 0 for
+// architectures without such a chain here.
 double measured_clock_ghz();
 
-// "performance" and the like, or empty where the kernel says nothing.
+// The frequency governor, such as "performance"; empty if the kernel has none.
 std::string clock_governor();
 
-// What the kernel does with memory that asks for huge pages, in its own words.
+// The kernel's mode of transparent huge pages, in its own word.
 std::string huge_page_state();
 
-// How busy the machine's PUs were with anything but this process and its children, from construction on, as a share of
-// the time of all of them.
-class others {
+// The load of the machine's PUs by other processes than this one and its children, since construction, as a share of
+// the time of all PUs.
+class other_load {
 public:
-    others();
-    [[nodiscard]] double busy() const;
+    other_load();
+    [[nodiscard]] double share() const;
 
 private:
     struct times {
-        double all = 0;  // of all PUs, idle or not
-        double busy = 0; // and not idle; both in seconds
-        double own = 0;
+        double all_s = 0;          // of all PUs, busy and idle
+        double busy_s = 0;         // of all PUs
+        double this_process_s = 0; // with its children
     };
     static times now();
     times begin_;

@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+// Definitions of this_machine.hpp.
 #include "this_machine.hpp"
 
 #include <algorithm>
@@ -46,46 +47,46 @@ std::vector<named_types> parse_types(std::string const& text)
         std::size_t const end = std::min(text.find(',', begin), text.size());
         std::string const word = text.substr(begin, end - begin);
         begin = end + 1;
-        std::string_view wanted = word;
+        std::string_view type_list = word;
         for (auto const& [name, types] : names)
             if (word == name)
-                wanted = types;
-        bool found = false;
+                type_list = types;
+        bool is_known = false;
         for (shard_format const& format : all_formats())
-            if (to_text(format.types) == wanted) {
+            if (to_text(format.types) == type_list) {
                 all.push_back({word, &format});
-                found = true;
+                is_known = true;
             }
-        if (!found)
+        if (!is_known)
             throw usage_error("the types '" + word +
-                              "' are none: name mixed, f32, bf16_f32, bf16, split, split_bf16, q8, split_q8, bf16_q8, "
-                              "or those of param, grad, exp_avg, "
-                              "exp_avg_sq and weight_out, such as float32/bfloat16/float32/float32/bfloat16 (- for no "
-                              "weight_out); `adamant verify` lists all that there are");
+                              "' are unknown: name mixed, f32, bf16_f32, bf16, split, split_bf16, q8, split_q8, "
+                              "bf16_q8, or the types of param, grad, exp_avg, exp_avg_sq and weight_out, such as "
+                              "float32/bfloat16/float32/float32/bfloat16 (- for no weight_out); `adamant verify` "
+                              "lists all combinations");
     }
     return all;
 }
 
-std::string describe(machine const& on)
+std::string describe(machine const& host)
 {
     std::size_t memories = 0;
-    for (topology::numa_node const& node : on.nodes)
+    for (topology::numa_node const& node : host.nodes)
         memories += !node.pus.empty();
     std::size_t last_cache = 0;
-    for (topology::cache const& c : on.caches)
+    for (topology::cache const& c : host.caches)
         last_cache += c.level == 3 ? c.bytes : 0;
-    return cpu_model() + ", " + plural(on.cores.size(), "core") + " (" + plural(on.pus().size(), "PU") + "), " +
+    return cpu_model() + ", " + plural(host.cores.size(), "core") + " (" + plural(host.pus().size(), "PU") + "), " +
            plural(memories, "NUMA node") + (last_cache == 0 ? "" : ", " + size_text(last_cache) + " L3") +
-           (on.quota.cpus > 0 ? ", " + quota_text(on) : "");
+           (host.quota.cpus > 0 ? ", " + quota_text(host) : "");
 }
 
-std::string quota_text(machine const& on)
+std::string quota_text(machine const& host)
 {
-    if (!(on.quota.cpus > 0))
+    if (!(host.quota.cpus > 0))
         return {};
     char cpus[32];
-    std::snprintf(cpus, sizeof cpus, "%.4g", on.quota.cpus);
-    return std::string("quota ") + cpus + " of " + plural(on.allowed.size(), "CPU");
+    std::snprintf(cpus, sizeof cpus, "%.4g", host.quota.cpus);
+    return std::string("quota ") + cpus + " of " + plural(host.allowed.size(), "CPU");
 }
 
 std::string date_and_time()

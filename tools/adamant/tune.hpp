@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+// `adamant tune`: the number of cores that the optimizer needs.
 #pragma once
 
 #include "arguments.hpp"

@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+// Definitions of tune_host.hpp.
 #include "tune_host.hpp"
 
 #include <algorithm>
@@ -20,19 +21,19 @@ using adamant::detail::rank_trials;
 
 constexpr unsigned most_splits = 7;
 
-double seconds_since(std::chrono::steady_clock::time_point from)
+double seconds_since(std::chrono::steady_clock::time_point begin)
 {
-    return std::chrono::duration<double>(std::chrono::steady_clock::now() - from).count();
+    return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
 }
 
-// Spread evenly over all that there are, and the count that tuning without a host has found.
-std::vector<unsigned> candidates(unsigned of, unsigned tuned)
+// Core counts spread evenly from 1 to all but one, and the result of tuning without a host.
+std::vector<unsigned> candidates(unsigned cores, unsigned tuned)
 {
     std::set<unsigned> all;
-    unsigned const most = std::min(most_splits - 1, of - 1);
+    unsigned const most = std::min(most_splits - 1, cores - 1);
     for (unsigned i = 0; i < most; ++i)
-        all.insert(most == 1 ? 1 : 1 + i * (of - 2) / (most - 1));
-    all.insert(std::min(std::max(tuned, 1u), of - 1));
+        all.insert(most == 1 ? 1 : 1 + i * (cores - 2) / (most - 1));
+    all.insert(std::min(std::max(tuned, 1u), cores - 1));
     return {all.begin(), all.end()};
 }
 
@@ -43,31 +44,31 @@ struct split {
     std::vector<double> both, step, host_s;
 };
 
-// Every PU of these cores that may be used, siblings too: a framework's threads are not one to a core.
-pu_set whole_cores(machine const& on, pu_set const& pus)
+// All usable PUs of the cores of these PUs: a framework's threads run on siblings, too.
+pu_set whole_cores(machine const& machine, pu_set const& pus)
 {
     pu_set all;
-    for (topology::core const& c : on.cores)
+    for (topology::core const& c : machine.cores)
         if (c.pus.intersects(pus))
-            all |= c.pus & on.allowed;
+            all |= c.pus & machine.allowed;
     return all;
 }
 
-pu_set host_of(machine const& on, core_request const& request, unsigned count, unsigned of)
+pu_set host_of(machine const& machine, core_request const& request, unsigned count, unsigned cores)
 {
     pu_set host;
-    for (rank_cores const& r : adamant::detail::cores_for_trial(on, request, count, of))
-        host |= count == of ? r.adam_pus | r.host_pus : r.host_pus;
-    return whole_cores(on, host);
+    for (rank_cores const& r : adamant::detail::cores_for_trial(machine, request, count, cores))
+        host |= count == cores ? r.adam_pus | r.host_pus : r.host_pus;
+    return whole_cores(machine, host);
 }
 
 void measure(split& s, host_load& load)
 {
     rank_trials::pause();
-    auto const from = std::chrono::steady_clock::now();
+    auto const begin = std::chrono::steady_clock::now();
     double step = 0;
     double const host = load.run(s.host, [&] { step = s.trials.seconds_now(); });
-    s.both.push_back(seconds_since(from));
+    s.both.push_back(seconds_since(begin));
     s.step.push_back(step);
     s.host_s.push_back(host);
 }
@@ -79,58 +80,59 @@ double expected_host_rounds(std::size_t rounds)
     return static_cast<double>(rounds + 1);
 }
 
-host_tuning tune_with_host(machine const& on, core_request const& request, shard_format const& format,
-                           tuned_cores const& found, unsigned threads, std::size_t rounds, progress& bar)
+host_tuning tune_with_host(machine const& host, core_request const& request, shard_format const& format,
+                           tuned_cores const& tuned, unsigned threads, std::size_t rounds, progress& bar)
 {
     host_tuning result;
     result.threads = threads;
-    if (found.of < 2)
+    if (tuned.of < 2)
         return result;
-    std::vector<unsigned> const counts = candidates(found.of, found.cores);
-    // All splits' arrays are there at once, so that rounds can go through them.
+    std::vector<unsigned> const counts = candidates(tuned.of, tuned.cores);
+    // Allocates the arrays of all splits at once: each round uses all of them.
     std::size_t available = available_memory().bytes;
     for (unsigned const count : counts)
-        for (rank_cores const& r : adamant::detail::cores_for_trial(on, request, count, found.of))
+        for (rank_cores const& r : adamant::detail::cores_for_trial(host, request, count, tuned.of))
             available = std::min(available, available_memory(r.numa_nodes).bytes);
-    auto const each_split = static_cast<double>(available / 3 / (counts.size() + 1));
-    auto const room = static_cast<std::size_t>(each_split / memory_bytes(format.types));
-    std::size_t const elements = std::max<std::size_t>(std::min(found.elements, room / request.ranks) / 64, 1) * 64;
-    bar.about("arrays for " + std::to_string(counts.size() + 1) + " splits");
+    auto const split_bytes = static_cast<double>(available / 3 / (counts.size() + 1));
+    auto const room = static_cast<std::size_t>(split_bytes / memory_bytes(format.types));
+    std::size_t const elements = std::max<std::size_t>(std::min(tuned.elements, room / request.ranks) / 64, 1) * 64;
+    bar.set_activity("arrays for " + std::to_string(counts.size() + 1) + " splits");
     std::list<split> splits;
     auto const add = [&](unsigned count, unsigned shown_as) {
-        rank_trials const* const last = splits.empty() ? nullptr : &splits.back().trials;
-        splits.push_back({{on, request, count, found.of, format, elements, isa::automatic, last},
-                          host_of(on, request, count, found.of),
+        rank_trials const* const previous = splits.empty() ? nullptr : &splits.back().trials;
+        splits.push_back({{host, request, count, tuned.of, format, elements, isa::automatic, previous},
+                          host_of(host, request, count, tuned.of),
                           {},
                           {},
                           {},
                           {}});
         splits.back().result.cores = shown_as;
     };
-    add(found.of, 0);
+    add(tuned.of, 0);
     for (unsigned const count : counts)
         add(count, count);
 
     host_load load(threads * request.ranks);
-    pu_set const everywhere = splits.front().host;
-    std::vector<double> alone;
+    pu_set const all_pus = splits.front().host;
+    std::vector<double> step_times;
     for (int i = 0; i < 5; ++i)
-        alone.push_back(splits.front().trials.seconds());
-    result.step_alone_s = median(alone);
-    std::vector<double> turn; // of one, from enough of them to time
+        step_times.push_back(splits.front().trials.seconds());
+    result.step_alone_s = median(step_times);
+    std::vector<double> iteration_times; // means over 64, which is enough to time
     for (int i = 0; i < 5; ++i) {
-        load.set_turns(64);
-        turn.push_back(load.run(everywhere, [] {}) / 64);
+        load.set_iterations(64);
+        iteration_times.push_back(load.run(all_pus, [] {}) / 64);
     }
-    load.set_turns(std::max<std::size_t>(static_cast<std::size_t>(std::lround(result.step_alone_s / median(turn))), 1));
-    result.turns = load.turns();
+    auto const iterations = static_cast<std::size_t>(std::lround(result.step_alone_s / median(iteration_times)));
+    load.set_iterations(std::max<std::size_t>(iterations, 1));
+    result.iterations = load.iterations();
     std::vector<double> host_alone;
     for (int i = 0; i < 5; ++i)
-        host_alone.push_back(load.run(everywhere, [] {}));
+        host_alone.push_back(load.run(all_pus, [] {}));
     result.host_alone_s = median(host_alone);
 
-    bar.about("optimizer and " + std::to_string(threads) + " host threads concurrently");
-    for (std::size_t round = 0; round <= rounds && !interruption::noted(); ++round) {
+    bar.set_activity("optimizer and " + std::to_string(threads) + " host threads concurrently");
+    for (std::size_t round = 0; round <= rounds && !interruption::is_set(); ++round) {
         for (split& s : splits)
             measure(s, load);
         if (round == 0) // does not count

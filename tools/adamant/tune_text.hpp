@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What `adamant tune` has found, as text.
+// The result of `adamant tune`, as text.
 #pragma once
 
 #include <string>
@@ -12,28 +12,28 @@
 
 namespace cli {
 
-// What a tuning's times are to be read with.
+// The conditions of a tuning, which decide how far to trust its times.
 struct tune_circumstances {
     std::string loaded_from; // the file; empty: the times were measured now
-    double busy = 0;         // share of the processors' time that others had meanwhile
+    double busy = 0;         // share of the processors' time that other processes used meanwhile
     bool interrupted = false;
 };
-// Adds the reasons not to trust the times to found.warnings, which --save and --json keep. Returns those and the ones
-// that were there, as they are shown.
-std::vector<std::string> add_warnings(adamant::tuned_cores& found, tune_circumstances const& when);
+// Adds reasons to distrust the times to tuned.warnings, which --save and --json keep. Returns all warnings as text to
+// show.
+std::vector<std::string> add_warnings(adamant::tuned_cores& tuned, tune_circumstances const& conditions);
 
-// The share to configure, from all that was measured: for the optimizer alone, unless a split with a host is better, or
-// dividing the cores at all is worse.
+// The share to configure. Without a host's threads it is the optimizer's; with them it is the best split, or all cores
+// if no split helps.
 struct tune_advice {
     unsigned cores = 0; // of each rank, for the optimizer; all: the host shares them
     double share = 1;
-    std::string why; // empty: without a host there is nothing to say
+    std::string why; // empty without a host
 };
-tune_advice advice_of(adamant::tuned_cores const& found, host_tuning const& with);
+tune_advice advice_of(adamant::tuned_cores const& tuned, host_tuning const& host);
 
 // Lines of at most 100 columns. alone: nothing was measured with a host's threads.
-std::string curve_text(adamant::tuned_cores const& found, adamant::shard_format const& format);
-std::string verdict_text(adamant::tuned_cores const& found, unsigned ranks, bool alone);
-std::string host_text(host_tuning const& with, unsigned of, tune_advice const& what);
+std::string curve_text(adamant::tuned_cores const& tuned, adamant::shard_format const& format);
+std::string verdict_text(adamant::tuned_cores const& tuned, unsigned ranks, bool alone);
+std::string host_text(host_tuning const& host, unsigned cores, tune_advice const& advice);
 
 } // namespace cli
