@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// `adamant plan`: whether a model can be trained on a machine with its optimizer offloaded, what lies where, and how
-// long a step takes, before anything is allocated. This file reads the command line.
-
+// The command line of `adamant plan`, which predicts the memory and step time of training a model with its optimizer
+// offloaded.
 #include "plan.hpp"
 
 #include <algorithm>
@@ -32,11 +31,11 @@ double share(std::string_view option, std::string const& text, double least)
     return number_with_ending(option, text, endings, least, 1, "a share from 0 to 1, such as 0.9 or 90%");
 }
 
-dtype type(arguments& options, std::string_view option, dtype otherwise)
+dtype type(arguments& options, std::string_view option, dtype default_type)
 {
     std::optional<std::string> const text = options.value(option);
     if (!text)
-        return otherwise;
+        return default_type;
     constexpr std::pair<std::string_view, dtype> names[] = {
         {"float32", dtype::float32}, {"fp32", dtype::float32},         {"bfloat16", dtype::bfloat16},
         {"bf16", dtype::bfloat16},   {"float16", dtype::float16},      {"fp16", dtype::float16},
@@ -73,25 +72,29 @@ void read_types(arguments& options, plan_request& r)
 }
 
 struct model_options {
-    described_model from;
-    std::string given; // which of its options
+    described_model described;
+    std::string given_options; // the options that described is from
     std::optional<std::string> shapes;
 };
 
 model_options read_model_options(arguments& options)
 {
     model_options read;
-    auto const note = [&](char const* option) { read.given += (read.given.empty() ? "" : ", ") + std::string(option); };
-    for (auto const& [option, to] :
-         {std::pair("--params", &read.from.params), std::pair("--active-params", &read.from.active_params)})
+    described_model& described = read.described;
+    auto const note = [&](char const* option) {
+        read.given_options += (read.given_options.empty() ? "" : ", ") + std::string(option);
+    };
+    for (auto const& [option, field] :
+         {std::pair("--params", &described.params), std::pair("--active-params", &described.active_params)})
         if (std::optional<std::string> const text = options.value(option)) {
-            *to = element_count(option, *text);
+            *field = element_count(option, *text);
             note(option);
         }
-    for (auto const& [option, to] : {std::pair("--layers", &read.from.layers), std::pair("--hidden", &read.from.hidden),
-                                     std::pair("--vocab", &read.from.vocab)})
+    for (auto const& [option, field] :
+         {std::pair("--layers", &described.layers), std::pair("--hidden", &described.hidden),
+          std::pair("--vocab", &described.vocab)})
         if (std::optional<unsigned> const value = options.number(option, 1, 100'000'000)) {
-            *to = *value;
+            *field = *value;
             note(option);
         }
     read.shapes = options.value("--shapes");
@@ -101,20 +104,20 @@ model_options read_model_options(arguments& options)
 model model_of(model_options const& read, std::optional<std::string> const& name)
 {
     if (name) {
-        if (!read.given.empty() || read.shapes)
-            throw usage_error("the model is '" + *name + "', but " + (read.shapes ? "--shapes" : read.given) +
+        if (!read.given_options.empty() || read.shapes)
+            throw usage_error("the model is '" + *name + "', but " + (read.shapes ? "--shapes" : read.given_options) +
                               " would describe another; leave one of both away");
         return known_model(*name);
     }
     if (read.shapes) {
-        if (read.from.params != 0)
+        if (read.described.params != 0)
             throw usage_error("--shapes and --params are both given, but the file says how many parameters there are");
-        return cli::read_model(*read.shapes, read.from);
+        return cli::read_model(*read.shapes, read.described);
     }
-    if (read.given.empty())
+    if (read.given_options.empty())
         throw usage_error("which model? adamant plan MODEL --gpus 4xGH200, or --params N --layers N --hidden N, or "
                           "--shapes FILE; adamant plan --list shows those that are known by name");
-    return make_model(read.from);
+    return make_model(read.described);
 }
 
 void read_machine_options(arguments& options, plan_request& r)
@@ -125,14 +128,14 @@ void read_machine_options(arguments& options, plan_request& r)
                           "that are known");
     auto const count = parse_gpus(*gpus);
     r.gpus = count.gpus;
-    r.on = count.each;
-    auto const given = [&](char const* option, figure& to, auto const& read) {
+    r.machine = count.machine;
+    auto const read_figure = [&](char const* option, figure& result, auto const& read) {
         if (std::optional<std::string> const text = options.value(option)) {
-            if (r.on.unified && &to != &r.on.gpu_bytes && &to != &r.on.flops)
+            if (r.machine.unified && &result != &r.machine.gpu_bytes && &result != &r.machine.flops)
                 throw usage_error(
-                    std::string(option) + " is given, but " + r.on.name +
+                    std::string(option) + " is given, but " + r.machine.name +
                     " has one memory for CPU and GPU, and no link between them; --gpu-memory is its size");
-            to = {static_cast<double>(read(option, *text)), option};
+            result = {static_cast<double>(read(option, *text)), option};
         }
     };
     auto const link = [](char const* option, std::string const& text) {
@@ -143,20 +146,20 @@ void read_machine_options(arguments& options, plan_request& r)
         return plain_number(option, text, 1e9, 1e20,
                             "operations a second of dense 16-bit matrix products, from 1e9 to 1e20, such as 989e12");
     };
-    given("--gpu-memory", r.on.gpu_bytes, byte_count);
-    given("--host-memory", r.on.host_bytes, byte_count);
-    if (std::optional<std::string> const both = options.value("--link")) {
-        if (r.on.unified)
-            throw usage_error("--link is given, but in " + r.on.name + " nothing crosses a link");
-        r.on.down_bytes_per_s = r.on.up_bytes_per_s = {link("--link", *both), "--link"};
+    read_figure("--gpu-memory", r.machine.gpu_bytes, byte_count);
+    read_figure("--host-memory", r.machine.host_bytes, byte_count);
+    if (std::optional<std::string> const rate = options.value("--link")) {
+        if (r.machine.unified)
+            throw usage_error("--link is given, but in " + r.machine.name + " nothing crosses a link");
+        r.machine.down_bytes_per_s = r.machine.up_bytes_per_s = {link("--link", *rate), "--link"};
     }
-    given("--link-down", r.on.down_bytes_per_s, link);
-    given("--link-up", r.on.up_bytes_per_s, link);
-    given("--flops", r.on.flops, flops);
-    if (r.on.name.empty())
-        for (auto const& [option, one] :
-             {std::pair("--gpu-memory", &r.on.gpu_bytes), std::pair("--host-memory", &r.on.host_bytes)})
-            if (one->value <= 0)
+    read_figure("--link-down", r.machine.down_bytes_per_s, link);
+    read_figure("--link-up", r.machine.up_bytes_per_s, link);
+    read_figure("--flops", r.machine.flops, flops);
+    if (r.machine.name.empty())
+        for (auto const& [option, size] :
+             {std::pair("--gpu-memory", &r.machine.gpu_bytes), std::pair("--host-memory", &r.machine.host_bytes)})
+            if (size->value <= 0)
                 throw usage_error(std::string(option) + " is missing: --gpus is '" + *gpus +
                                   "', which names no machine, so the memory of each GPU, and of the host for each GPU, "
                                   "must be said; or name one, as in 4xGH200");
@@ -175,9 +178,9 @@ void read_memory_options(arguments& options, plan_request& r)
     }
     r.device_records = options.flag("--device-records");
     r.give_back = options.flag("--give-back");
-    auto const reserve = [&](char const* option, std::size_t& to) {
+    auto const reserve = [&](char const* option, std::size_t& bytes) {
         if (std::optional<std::string> const text = options.value(option))
-            to = *text == "0" ? 0 : byte_count(option, *text);
+            bytes = *text == "0" ? 0 : byte_count(option, *text);
     };
     reserve("--gpu-reserve", r.gpu_reserve);
     reserve("--host-reserve", r.host_reserve);
@@ -197,20 +200,20 @@ void read_zenflow(arguments& options, plan_request& r)
                               " is given, but says something of ZenFlow only; --zenflow 0.1 asks for that");
         return;
     }
-    zenflow_request& asked = r.zenflow.emplace();
-    asked.topk_ratio = share("--zenflow", *ratio, 0);
-    asked.update_interval = update.value_or(static_cast<unsigned>(asked.update_interval));
-    asked.select_interval = select.value_or(0);
-    asked.overlap = !no_overlap;
+    zenflow_request& zenflow = r.zenflow.emplace();
+    zenflow.topk_ratio = share("--zenflow", *ratio, 0);
+    zenflow.update_interval = update.value_or(static_cast<unsigned>(zenflow.update_interval));
+    zenflow.select_interval = select.value_or(0);
+    zenflow.overlap = !no_overlap;
 }
 
 given_rates read_rates(arguments& options)
 {
     given_rates given;
-    auto const number = [&](char const* option, std::optional<double>& to, double least, double most,
+    auto const number = [&](char const* option, std::optional<double>& value, double least, double most,
                             char const* must_be) {
         if (std::optional<std::string> const text = options.value(option))
-            to = plain_number(option, *text, least, most, must_be);
+            value = plain_number(option, *text, least, most, must_be);
     };
     char const* const rate = "elements a second, from 1e3 to 1e15, such as 12e9";
     char const* const time = "seconds, from 0 to 1e6, such as 3.5";
@@ -245,10 +248,10 @@ int plan(arguments& options)
     model_options const described = read_model_options(options);
     read_machine_options(options, request);
     std::optional<std::string> const name = options.word();
-    if (std::optional<std::string> const second = options.word())
-        throw usage_error("two models are named, '" + *name + "' and '" + *second + "'; a plan is for one");
+    if (std::optional<std::string> const other = options.word())
+        throw usage_error("two models are named, '" + *name + "' and '" + *other + "'; a plan is for one");
     options.check_empty();
-    request.of = model_of(described, name);
+    request.network = model_of(described, name);
 
     plan_result const result = make_plan(request, given);
     std::fputs((json ? plan_json(result) : plan_text(result)).c_str(), stdout);

@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+// `adamant plan`: memory and step time of a model with its optimizer offloaded.
 #pragma once
 
 #include "arguments.hpp"

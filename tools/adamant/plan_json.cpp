@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A plan for programs: bytes and elements are whole numbers, times and rates numbers, what is not known null.
+// A plan as JSON: bytes and elements are whole numbers, times and rates are numbers, unknown values are null.
 
 #include "plan_result.hpp"
 
@@ -15,7 +15,7 @@ namespace {
 
 using namespace adamant;
 
-// Sources and names are ASCII, but for names from a file, in which other bytes become question marks.
+// Sources and names are ASCII. In names from a file, other bytes become question marks.
 std::string quoted(std::string_view text)
 {
     std::string json = "\"";
@@ -58,12 +58,12 @@ std::string array(List const& list, ToJson to_json)
     return json + "]";
 }
 
-std::string of(figure const& f)
+std::string to_object(figure const& f)
 {
     return object({{"value", f.value > 0 ? number(f.value) : "null"}, {"source", quoted(f.source)}});
 }
 
-std::string of(std::vector<memory_item> const& items, figure const& limit)
+std::string to_object(std::vector<memory_item> const& items, figure const& limit)
 {
     std::size_t const total = memory_plan::total(items);
     std::string json = "{\"items\": {";
@@ -79,14 +79,14 @@ std::string number(std::optional<double> const& value)
     return value ? number(*value) : "null";
 }
 
-char const* name(zenflow_row of)
+char const* name(zenflow_row row)
 {
     constexpr char const* names[] = {"backward", "down", "sums", "host_step", "up", "device", "forward"};
-    return names[static_cast<std::size_t>(of)];
+    return names[static_cast<std::size_t>(row)];
 }
 
 template <class Timeline>
-std::string of_timeline(Timeline const& timeline)
+std::string timeline_json(Timeline const& timeline)
 {
     return array(timeline, [](auto const& span) {
         return object(
@@ -94,7 +94,7 @@ std::string of_timeline(Timeline const& timeline)
     });
 }
 
-std::string of(std::optional<step_forecast> const& f)
+std::string to_object(std::optional<step_forecast> const& f)
 {
     if (!f)
         return "null";
@@ -102,37 +102,37 @@ std::string of(std::optional<step_forecast> const& f)
                    {"step_s", number(f->step_s)},
                    {"update_s", number(f->update_s)},
                    {"bound_by", quoted(name(f->bound_by))},
-                   {"timeline", of_timeline(f->timeline)}});
+                   {"timeline", timeline_json(f->timeline)}});
 }
 
-std::string of(zenflow_plan const& plan, plan_request const& r)
+std::string to_object(zenflow_plan const& plan, plan_request const& r)
 {
-    zenflow_request const& asked = *r.zenflow;
+    zenflow_request const& zenflow = *r.zenflow;
     auto const ways = [&](offload_way const& way) {
         return quoted(way.key) + ": " +
                object({{"step_s", number(way.step_s)},
                        {"stall_s", number(way.stall_s)},
                        {"down_bytes", number(static_cast<std::size_t>(std::llround(way.down_bytes)))},
                        {"up_bytes", number(static_cast<std::size_t>(std::llround(way.up_bytes)))},
-                       {"gpu", of(way.memory.gpu, r.on.gpu_bytes)},
-                       {"host", r.on.unified ? "null" : of(way.memory.host, r.on.host_bytes)},
+                       {"gpu", to_object(way.memory.gpu, r.machine.gpu_bytes)},
+                       {"host", r.machine.unified ? "null" : to_object(way.memory.host, r.machine.host_bytes)},
                        {"fits", boolean(way.fits)}});
     };
     std::string const all = array(plan.ways, ways);
     auto const window = [&](double zenflow_forecast::*value) {
         return plan.forecast ? number((*plan.forecast).*value) : "null";
     };
-    return object({{"topk_ratio", number(asked.topk_ratio)},
-                   {"update_interval", number(asked.update_interval)},
-                   {"select_interval", asked.select_interval == 0 ? "null" : number(asked.select_interval)},
-                   {"selections_counted", boolean(asked.select_interval != 0)},
-                   {"overlap", boolean(asked.overlap)},
+    return object({{"topk_ratio", number(zenflow.topk_ratio)},
+                   {"update_interval", number(zenflow.update_interval)},
+                   {"select_interval", zenflow.select_interval == 0 ? "null" : number(zenflow.select_interval)},
+                   {"selections_counted", boolean(zenflow.select_interval != 0)},
+                   {"overlap", boolean(zenflow.overlap)},
                    {"selected_elems", number(plan.selected_elems)},
                    {"deferred_elems", number(plan.deferred_elems)},
                    {"window_s", window(&zenflow_forecast::window_s)},
                    {"host_s", window(&zenflow_forecast::host_s)},
                    {"ways", "{" + all.substr(1, all.size() - 2) + "}"},
-                   {"timeline", plan.forecast ? of_timeline(plan.forecast->timeline) : "null"}});
+                   {"timeline", plan.forecast ? timeline_json(plan.forecast->timeline) : "null"}});
 }
 
 } // namespace
@@ -148,23 +148,23 @@ std::string plan_json(plan_result const& plan)
     };
     step_rates const& rates = plan.rates.rates;
     return object({{"fits", boolean(plan.fits)},
-                   {"model", object({{"name", quoted(r.of.name)},
-                                     {"source", quoted(r.of.source)},
-                                     {"params", number(r.of.params)},
-                                     {"tensors", number(r.of.tensors.size())},
-                                     {"layers", number(r.of.layers)},
-                                     {"hidden", number(r.of.hidden)},
-                                     {"vocab", number(r.of.vocab)}})},
+                   {"model", object({{"name", quoted(r.network.name)},
+                                     {"source", quoted(r.network.source)},
+                                     {"params", number(r.network.params)},
+                                     {"tensors", number(r.network.tensors.size())},
+                                     {"layers", number(r.network.layers)},
+                                     {"hidden", number(r.network.hidden)},
+                                     {"vocab", number(r.network.vocab)}})},
                    {"gpus", number(r.gpus)},
-                   {"machine", object({{"name", quoted(r.on.name)},
-                                       {"unified_memory", boolean(r.on.unified)},
-                                       {"gpu_bytes", of(r.on.gpu_bytes)},
-                                       {"host_bytes", of(r.on.host_bytes)},
-                                       {"gpu_bytes_per_s", of(r.on.gpu_bytes_per_s)},
-                                       {"cpu_step_bytes_per_s", of(r.on.cpu_step_bytes_per_s)},
-                                       {"down_bytes_per_s", of(r.on.down_bytes_per_s)},
-                                       {"up_bytes_per_s", of(r.on.up_bytes_per_s)},
-                                       {"flops", of(r.on.flops)}})},
+                   {"machine", object({{"name", quoted(r.machine.name)},
+                                       {"unified_memory", boolean(r.machine.unified)},
+                                       {"gpu_bytes", to_object(r.machine.gpu_bytes)},
+                                       {"host_bytes", to_object(r.machine.host_bytes)},
+                                       {"gpu_bytes_per_s", to_object(r.machine.gpu_bytes_per_s)},
+                                       {"cpu_step_bytes_per_s", to_object(r.machine.cpu_step_bytes_per_s)},
+                                       {"down_bytes_per_s", to_object(r.machine.down_bytes_per_s)},
+                                       {"up_bytes_per_s", to_object(r.machine.up_bytes_per_s)},
+                                       {"flops", to_object(r.machine.flops)}})},
                    {"types", object({{"param", type(r.param)},
                                      {"grad", type(r.grad)},
                                      {"exp_avg", type(r.exp_avg)},
@@ -180,13 +180,13 @@ std::string plan_json(plan_result const& plan)
                    {"elems", object({{"share", number(plan.share_elems)},
                                      {"cpu", number(plan.split.cpu_elems)},
                                      {"device", number(plan.split.device_elems)}})},
-                   {"gpu", of(plan.memory.gpu, r.on.gpu_bytes)},
-                   {"host", r.on.unified ? "null" : of(plan.memory.host, r.on.host_bytes)},
+                   {"gpu", to_object(plan.memory.gpu, r.machine.gpu_bytes)},
+                   {"host", r.machine.unified ? "null" : to_object(plan.memory.host, r.machine.host_bytes)},
                    {"pinned_bytes", number(plan.memory.pinned())},
                    {"helps", array(plan.advice, [](std::string const& one) { return quoted(one); })},
-                   {"step", of(plan.forecast)},
-                   {"best", plan.range.empty ? "null" : of(plan.best)},
-                   {"zenflow", plan.zenflow ? of(*plan.zenflow, r) : "null"},
+                   {"step", to_object(plan.forecast)},
+                   {"best", plan.range.empty ? "null" : to_object(plan.best)},
+                   {"zenflow", plan.zenflow ? to_object(*plan.zenflow, r) : "null"},
                    {"missing", quoted(plan.rates.missing)},
                    {"speculation", object({{"journal_bytes_each", number(r.journal_bytes())},
                                            {"room_for_share", number(r.speculative_share())},

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The built-in machines. A GPU's memory is what its driver's tool shows of one in use, which is neither the data
-// sheet's gigabytes nor the same for two cards of one size; what is taken from a data sheet, for want of that, counts
-// 1e9 bytes and errs on the safe side.
+// The built-in machines. A GPU's memory is the size that its driver's tool shows, which differs from the data sheet's
+// and between cards of one size. A size from a data sheet, where no other is known, counts gigabytes of 1e9 bytes and
+// so errs on the safe side.
 
 #include "plan_machines.hpp"
 
@@ -20,13 +20,13 @@ namespace cli {
 namespace {
 
 struct known_machine {
-    gpu_host what;
+    gpu_host specs;
     std::vector<char const*> aliases;
 };
 
 constexpr double mib = 0x1p20;
 
-// What a GPU is put into: memory of the host, and what steps and copies there.
+// The host of a GPU: its memory, and the rates of steps and copies.
 struct surroundings {
     figure bytes, step_bytes_per_s, link_bytes_per_s;
 };
@@ -60,17 +60,17 @@ surroundings const workstation_pcie4{{128e9, desk}, {67.2e9, of_desk}, {26e9, pc
 // A GPU: MiB of memory, as nvidia-smi shows them beside that name; bytes a second of its memory and dense 16-bit
 // operations a second, as their source has them.
 known_machine nvidia(char const* name, std::vector<char const*> aliases, unsigned mib_shown, char const* shown_as,
-                     double bytes_per_s, double flops, std::string const& source, surroundings const& in)
+                     double bytes_per_s, double flops, std::string const& source, surroundings const& host)
 {
     return {
         {name,
          false,
          {mib_shown * mib, "what nvidia-smi shows for " + std::string(shown_as) + ", " + grouped(mib_shown) + " MiB"},
-         in.bytes,
+         host.bytes,
          {bytes_per_s, source},
-         in.step_bytes_per_s,
-         in.link_bytes_per_s,
-         in.link_bytes_per_s,
+         host.step_bytes_per_s,
+         host.link_bytes_per_s,
+         host.link_bytes_per_s,
          {flops, source + ", dense"}},
         std::move(aliases)};
 }
@@ -158,20 +158,20 @@ gpu_count parse_gpus(std::string const& text)
             refuse("which is not understood");
         rest.remove_prefix(1);
     }
-    for (known_machine const& one : machines()) {
-        bool named = plain(one.what.name) == plain(rest);
-        for (char const* const alias : one.aliases)
-            named = named || plain(alias) == plain(rest);
-        if (named) {
-            result.each = one.what;
+    for (known_machine const& known : machines()) {
+        bool is_match = plain(known.specs.name) == plain(rest);
+        for (char const* const alias : known.aliases)
+            is_match = is_match || plain(alias) == plain(rest);
+        if (is_match) {
+            result.machine = known.specs;
             return result;
         }
     }
     std::vector<std::pair<std::string, std::string>> names;
-    for (known_machine const& one : machines()) {
-        names.emplace_back(plain(one.what.name), one.what.name);
-        for (char const* const alias : one.aliases)
-            names.emplace_back(plain(alias), one.what.name);
+    for (known_machine const& known : machines()) {
+        names.emplace_back(plain(known.specs.name), known.specs.name);
+        for (char const* const alias : known.aliases)
+            names.emplace_back(plain(alias), known.specs.name);
     }
     refuse("which names no machine that is known" + did_you_mean(plain(rest), names));
     return result;
@@ -180,20 +180,21 @@ gpu_count parse_gpus(std::string const& text)
 std::vector<std::string> machine_names()
 {
     std::vector<std::string> names;
-    for (known_machine const& one : machines())
-        names.push_back(one.what.name);
+    for (known_machine const& known : machines())
+        names.push_back(known.specs.name);
     return names;
 }
 
 std::string list_of_machines()
 {
     std::string text = "machines, for --gpus; for each GPU, in GB of 1e9 bytes\n";
-    for (known_machine const& one : machines()) {
-        std::string line = "  " + one.what.name;
+    for (known_machine const& known : machines()) {
+        std::string line = "  " + known.specs.name;
         line.resize(18, ' ');
-        auto const of = [](figure const& f) { return fixed(f.value / 1e9, 0) + " GB"; };
-        text += line + of(one.what.gpu_bytes) +
-                (one.what.unified ? ", one memory for CPU and GPU" : ", host " + of(one.what.host_bytes)) + "\n";
+        auto const gb_text = [](figure const& f) { return fixed(f.value / 1e9, 0) + " GB"; };
+        text += line + gb_text(known.specs.gpu_bytes) +
+                (known.specs.unified ? ", one memory for CPU and GPU" : ", host " + gb_text(known.specs.host_bytes)) +
+                "\n";
     }
     return text;
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What this machine's CPU does in a step: real ones, for about a second.
+// The measurement of `adamant plan --measure`: real steps on this machine's CPU, for about a second.
 
 #include "plan_measure.hpp"
 
@@ -20,7 +20,7 @@ namespace {
 using namespace adamant;
 
 constexpr std::size_t elems = std::size_t{1} << 24; // 268 MB with float32 state, no cache holds that
-constexpr std::chrono::milliseconds at_least{800};
+constexpr std::chrono::milliseconds min_time{800};
 constexpr std::size_t most_steps = 200;
 
 } // namespace
@@ -35,13 +35,13 @@ measured_rate measure_cpu(plan_request const& r)
     using clock = std::chrono::steady_clock;
     std::vector<double> times;
     clock::time_point const begin = clock::now();
-    for (std::size_t t = 0; t < 5 || (clock::now() - begin < at_least && t < most_steps); ++t)
-        if (double const seconds = arrays.seconds(cpu); t >= 2) // the first ones find the caches and pages as they were
+    for (std::size_t t = 0; t < 5 || (clock::now() - begin < min_time && t < most_steps); ++t)
+        if (double const seconds = arrays.seconds(cpu); t >= 2) // the first ones warm up caches and pages
             times.push_back(seconds);
     measured_rate result;
     result.bytes_per_s = static_cast<double>(step_bytes(format->types, elems)) / median(times);
-    result.what = "measured here (" + std::string(name(cpu.tier())) + ", " + plural(cpu.threads(), "thread") +
-                  "); a rank is to run on such a machine, on as many cores";
+    result.source = "measured here (" + std::string(name(cpu.tier())) + ", " + plural(cpu.threads(), "thread") +
+                    "); a rank must run on such a machine, on as many cores";
     return result;
 }
 

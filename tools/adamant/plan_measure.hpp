@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+// The rate of optimizer steps on this machine, for `adamant plan --measure`.
 #pragma once
 
 #include <string>
@@ -9,7 +10,7 @@ namespace cli {
 
 struct measured_rate {
     double bytes_per_s; // moved by a step
-    std::string what;   // in words
+    std::string source; // in words
 };
 
 // Steps arrays of the plan's types, out of cache, for about a second, on the cores that this process may use. Throws

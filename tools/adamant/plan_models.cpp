@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The built-in models: the numbers of their published configurations, and the tensors that follow from them.
+// The built-in models: the numbers of their published configurations, and the tensors that result from them.
 
 #include "plan_models.hpp"
 
@@ -17,7 +17,7 @@ namespace cli {
 
 namespace {
 
-// What differs between the families, beside sizes.
+// Differences between model families other than sizes.
 enum trait : unsigned {
     tied = 1,        // the output layer is the embedding
     qkv_bias = 2,    // queries, keys and values have biases
@@ -75,7 +75,7 @@ std::vector<configuration> const& configurations()
     return all;
 }
 
-// Lower case, without punctuation but between two numbers: 3.1 and 8 are not 31 and 8, nor 3 and 18.
+// Lower case and without punctuation, except a point between two numbers, so that 3.1-8 differs from 31-8 and 3-18.
 std::string plain(std::string_view text)
 {
     std::string result;
@@ -97,9 +97,9 @@ std::string plain(std::string_view text)
 std::string plain_model(std::string_view name)
 {
     std::string text = plain(name.substr(name.rfind('/') + 1));
-    for (std::string_view const after : {"instruct", "base", "it"})
-        if (text.ends_with(after) && text.size() > after.size())
-            text.erase(text.size() - after.size());
+    for (std::string_view const suffix : {"instruct", "base", "it"})
+        if (text.ends_with(suffix) && text.size() > suffix.size())
+            text.erase(text.size() - suffix.size());
     if (text.starts_with("meta"))
         text.erase(0, 4);
     return text;
@@ -107,70 +107,70 @@ std::string plain_model(std::string_view name)
 
 class tensor_list {
 public:
-    explicit tensor_list(std::vector<model_tensor>& to) : to_(to) {}
+    explicit tensor_list(std::vector<model_tensor>& tensors) : tensors_(tensors) {}
     void add(std::string const& name, std::vector<std::size_t> dims)
     {
         std::size_t elems = 1;
         for (std::size_t const d : dims)
             elems *= d;
-        to_.push_back({name, std::move(dims), elems});
+        tensors_.push_back({name, std::move(dims), elems});
     }
-    // A matrix as it is applied: outputs before inputs.
-    void linear(std::string const& name, std::size_t out, std::size_t in, bool bias = false)
+    // Adds the weight of a linear layer, whose dimensions are outputs and inputs, and its bias.
+    void add_linear(std::string const& name, std::size_t outputs, std::size_t inputs, bool has_bias = false)
     {
-        add(name + ".weight", {out, in});
-        if (bias)
-            add(name + ".bias", {out});
+        add(name + ".weight", {outputs, inputs});
+        if (has_bias)
+            add(name + ".bias", {outputs});
     }
 
 private:
-    std::vector<model_tensor>& to_;
+    std::vector<model_tensor>& tensors_;
 };
 
-void add_attention(tensor_list& to, std::string const& at, configuration const& c)
+void add_attention(tensor_list& list, std::string const& prefix, configuration const& c)
 {
-    auto const has = [&](trait one) { return (c.traits & one) != 0; };
+    auto const has = [&](trait flag) { return (c.traits & flag) != 0; };
     std::size_t const query = c.heads * c.head_dim;
     std::size_t const key = c.kv_heads * c.head_dim;
     if (has(sinks))
-        to.add(at + "sinks", {c.heads});
+        list.add(prefix + "sinks", {c.heads});
     if (has(fused)) {
-        to.linear(at + "o_proj", c.hidden, query);
-        to.linear(at + "qkv_proj", query + 2 * key, c.hidden);
+        list.add_linear(prefix + "o_proj", c.hidden, query);
+        list.add_linear(prefix + "qkv_proj", query + 2 * key, c.hidden);
         return;
     }
-    to.linear(at + "q_proj", query, c.hidden, has(qkv_bias));
-    to.linear(at + "k_proj", key, c.hidden, has(qkv_bias));
-    to.linear(at + "v_proj", key, c.hidden, has(qkv_bias));
-    to.linear(at + "o_proj", c.hidden, query, has(output_bias));
+    list.add_linear(prefix + "q_proj", query, c.hidden, has(qkv_bias));
+    list.add_linear(prefix + "k_proj", key, c.hidden, has(qkv_bias));
+    list.add_linear(prefix + "v_proj", key, c.hidden, has(qkv_bias));
+    list.add_linear(prefix + "o_proj", c.hidden, query, has(output_bias));
     if (has(qk_norm))
         for (char const* const norm : {"q_norm.weight", "k_norm.weight"})
-            to.add(at + norm, {c.head_dim});
+            list.add(prefix + norm, {c.head_dim});
 }
 
-void add_mlp(tensor_list& to, std::string const& at, configuration const& c)
+void add_mlp(tensor_list& list, std::string const& prefix, configuration const& c)
 {
     std::size_t const inner = c.intermediate;
     if ((c.traits & stacked) != 0) {
-        to.linear(at + "router", c.experts, c.hidden, true);
-        to.add(at + "experts.gate_up_proj", {c.experts, c.hidden, 2 * inner});
-        to.add(at + "experts.gate_up_proj_bias", {c.experts, 2 * inner});
-        to.add(at + "experts.down_proj", {c.experts, inner, c.hidden});
-        to.add(at + "experts.down_proj_bias", {c.experts, c.hidden});
+        list.add_linear(prefix + "router", c.experts, c.hidden, true);
+        list.add(prefix + "experts.gate_up_proj", {c.experts, c.hidden, 2 * inner});
+        list.add(prefix + "experts.gate_up_proj_bias", {c.experts, 2 * inner});
+        list.add(prefix + "experts.down_proj", {c.experts, inner, c.hidden});
+        list.add(prefix + "experts.down_proj_bias", {c.experts, c.hidden});
         return;
     }
     if ((c.traits & fused) != 0) {
-        to.linear(at + "gate_up_proj", 2 * inner, c.hidden);
-        to.linear(at + "down_proj", c.hidden, inner);
+        list.add_linear(prefix + "gate_up_proj", 2 * inner, c.hidden);
+        list.add_linear(prefix + "down_proj", c.hidden, inner);
         return;
     }
     if (c.experts != 0)
-        to.linear(at + "gate", c.experts, c.hidden);
+        list.add_linear(prefix + "gate", c.experts, c.hidden);
     for (std::size_t e = 0; e < std::max<std::size_t>(c.experts, 1); ++e) {
-        std::string const one = c.experts == 0 ? at : at + "experts." + std::to_string(e) + ".";
-        to.linear(one + "gate_proj", inner, c.hidden);
-        to.linear(one + "up_proj", inner, c.hidden);
-        to.linear(one + "down_proj", c.hidden, inner);
+        std::string const expert = c.experts == 0 ? prefix : prefix + "experts." + std::to_string(e) + ".";
+        list.add_linear(expert + "gate_proj", inner, c.hidden);
+        list.add_linear(expert + "up_proj", inner, c.hidden);
+        list.add_linear(expert + "down_proj", c.hidden, inner);
     }
 }
 
@@ -185,29 +185,29 @@ model make(configuration const& c)
     result.query = c.heads * c.head_dim;
     result.key_value = 2 * c.kv_heads * c.head_dim;
     result.feed_forward = c.intermediate * std::max<std::size_t>(c.active_experts, 1);
-    tensor_list to(result.tensors);
-    to.linear("model.embed_tokens", c.vocab, c.hidden);
+    tensor_list list(result.tensors);
+    list.add_linear("model.embed_tokens", c.vocab, c.hidden);
     for (std::size_t i = 0; i < c.layers; ++i) {
         std::string const layer = "model.layers." + std::to_string(i) + ".";
-        add_attention(to, layer + "self_attn.", c);
-        add_mlp(to, layer + "mlp.", c);
-        to.add(layer + "input_layernorm.weight", {c.hidden});
-        to.add(layer + "post_attention_layernorm.weight", {c.hidden});
+        add_attention(list, layer + "self_attn.", c);
+        add_mlp(list, layer + "mlp.", c);
+        list.add(layer + "input_layernorm.weight", {c.hidden});
+        list.add(layer + "post_attention_layernorm.weight", {c.hidden});
     }
-    to.add("model.norm.weight", {c.hidden});
+    list.add("model.norm.weight", {c.hidden});
     if ((c.traits & tied) == 0)
-        to.linear("lm_head", c.vocab, c.hidden);
-    std::size_t idle = 0; // parameters of experts that a token does not go through
-    for (model_tensor const& one : result.tensors) {
-        result.params += one.elems;
-        result.largest_tensor = std::max(result.largest_tensor, one.elems);
-        if (one.name.find(".experts.") != std::string::npos)
-            idle += one.elems / c.experts * (c.experts - c.active_experts);
-        if (one.name.starts_with("model.layers.0."))
-            result.layer_params += one.elems;
+        list.add_linear("lm_head", c.vocab, c.hidden);
+    std::size_t idle = 0; // parameters of experts that are inactive for a token
+    for (model_tensor const& tensor : result.tensors) {
+        result.params += tensor.elems;
+        result.largest_tensor = std::max(result.largest_tensor, tensor.elems);
+        if (tensor.name.find(".experts.") != std::string::npos)
+            idle += tensor.elems / c.experts * (c.experts - c.active_experts);
+        if (tensor.name.starts_with("model.layers.0."))
+            result.layer_params += tensor.elems;
     }
     result.ends_params = c.vocab * c.hidden;
-    // An embedding that is tied is the output layer's matrix as well, and computed with there.
+    // A tied embedding is the output layer's matrix as well, and multiplies there.
     result.computed_params = result.params - idle - ((c.traits & tied) != 0 ? 0 : result.ends_params);
     if ((c.traits & stacked) != 0)
         result.source += ", its experts in 16 bits as they are trained";
@@ -218,24 +218,24 @@ model make(configuration const& c)
 
 model known_model(std::string const& name)
 {
-    std::string const wanted = plain_model(name);
-    for (configuration const& one : configurations()) {
-        bool const named = std::any_of(one.aliases.begin(), one.aliases.end(),
-                                       [&](char const* alias) { return plain_model(alias) == wanted; });
-        if (named || plain_model(one.name) == wanted)
-            return make(one);
+    std::string const plain_name = plain_model(name);
+    for (configuration const& configuration : configurations()) {
+        bool const is_alias = std::any_of(configuration.aliases.begin(), configuration.aliases.end(),
+                                          [&](char const* alias) { return plain_model(alias) == plain_name; });
+        if (is_alias || plain_model(configuration.name) == plain_name)
+            return make(configuration);
     }
     std::string known;
     std::vector<std::pair<std::string, std::string>> names;
-    for (configuration const& one : configurations()) {
-        known += std::string(known.empty() ? "" : ", ") + one.name;
-        names.emplace_back(plain_model(one.name), one.name);
-        for (char const* const alias : one.aliases)
-            names.emplace_back(plain_model(alias), one.name);
+    for (configuration const& configuration : configurations()) {
+        known += std::string(known.empty() ? "" : ", ") + configuration.name;
+        names.emplace_back(plain_model(configuration.name), configuration.name);
+        for (char const* const alias : configuration.aliases)
+            names.emplace_back(plain_model(alias), configuration.name);
     }
-    std::string const meant = did_you_mean(wanted, names);
+    std::string const suggestion = did_you_mean(plain_name, names);
     throw usage_error("no model is known by the name '" + name + "'" +
-                      (meant.empty() ? "; known are " : meant + " Known are ") + known +
+                      (suggestion.empty() ? "; known are " : suggestion + " Known are ") + known +
                       ". Describe another by --params N --layers N --hidden N [--vocab N], or by --shapes FILE");
 }
 

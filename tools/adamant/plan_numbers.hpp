@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Numbers of a plan: as people write them on a command line, and as they are printed.
+// Numbers of a plan: read from the command line, and printed.
 #pragma once
 
 #include <algorithm>
@@ -18,16 +18,16 @@
 
 namespace cli {
 
-// Whether an ending is the one that is known, in capitals or not.
+// Whether an ending equals the known one, ignoring case.
 inline bool is_ending(std::string_view written, std::string_view known)
 {
-    auto const small = [](char c) { return c >= 'A' && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c; };
+    auto const lower = [](char c) { return c >= 'A' && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c; };
     return written.size() == known.size() && std::equal(written.begin(), written.end(), known.begin(),
-                                                        [&](char a, char b) { return small(a) == small(b); });
+                                                        [&](char a, char b) { return lower(a) == lower(b); });
 }
 
-// "12e9" or "80GB": a number from `least` to `most`, with one of the endings, in capitals or not, or none. must_be says
-// so to people.
+// Reads a number from `least` to `most` with one of the endings, ignoring case, or none: "12e9" or "80GB". must_be:
+// what the error says the value must be.
 struct number_ending {
     std::string_view text;
     double factor;
@@ -47,13 +47,13 @@ double number_with_ending(std::string_view option, std::string const& text, numb
     while (ending.starts_with(' '))
         ending.remove_prefix(1);
     if (!ending.empty()) {
-        bool known = false;
-        for (number_ending const& one : endings)
-            if (is_ending(ending, one.text)) {
-                value *= one.factor;
-                known = true;
+        bool is_known = false;
+        for (number_ending const& known : endings)
+            if (is_ending(ending, known.text)) {
+                value *= known.factor;
+                is_known = true;
             }
-        if (!known)
+        if (!is_known)
             refuse();
     }
     if (!(value >= least && value <= most)) // a NaN is neither
@@ -61,7 +61,7 @@ double number_with_ending(std::string_view option, std::string const& text, numb
     return value;
 }
 
-// Bytes. A bare number counts bytes, and one that is too small for that has lost its unit.
+// Reads a number of bytes. Refuses small numbers without a unit, where the unit is probably missing.
 inline std::size_t byte_count(std::string_view option, std::string const& text)
 {
     static constexpr number_ending endings[] = {{"M", 1e6},     {"G", 1e9},      {"T", 1e12},     {"MB", 1e6},
@@ -72,7 +72,7 @@ inline std::size_t byte_count(std::string_view option, std::string const& text)
                            "a size with its unit, such as 80GB, 500GiB or 2TB, or 1000000 bytes or more"));
 }
 
-// Parameters, elements.
+// Reads a number of parameters or elements.
 inline std::size_t element_count(std::string_view option, std::string const& text)
 {
     static constexpr number_ending endings[] = {{"K", 1e3}, {"M", 1e6}, {"B", 1e9}, {"G", 1e9}, {"T", 1e12}};
@@ -87,7 +87,7 @@ inline double plain_number(std::string_view option, std::string const& text, dou
     return number_with_ending(option, text, none, least, most, must_be);
 }
 
-// What no memory holds is no plan.
+// a * b. Throws usage_error for more bytes than any memory has.
 inline std::size_t product(std::size_t a, std::size_t b)
 {
     std::size_t result = 0;
@@ -97,11 +97,11 @@ inline std::size_t product(std::size_t a, std::size_t b)
     return result;
 }
 
-// As array_bytes().
+// array_bytes() with the check of product().
 inline std::size_t array_product(adamant::dtype type, std::size_t elems)
 {
-    std::size_t const together = elems_together(type);
-    return product(elems / together + (elems % together != 0), size_bytes(type));
+    std::size_t const group_elems = elems_together(type);
+    return product(elems / group_elems + (elems % group_elems != 0), size_bytes(type));
 }
 
 inline std::string fixed(double value, int digits)
@@ -110,7 +110,7 @@ inline std::string fixed(double value, int digits)
     std::snprintf(text, sizeof text, "%.*f", digits, value);
     return text;
 }
-// Of bytes an element: 28, 30.1, 14.25, 9.125.
+// For bytes of an element: 28, 30.1, 14.25, 9.125.
 inline std::string shortest(double value)
 {
     char text[40];
@@ -125,11 +125,11 @@ inline std::string gb(std::size_t bytes)
 inline std::string grouped(std::size_t n)
 {
     std::string text = std::to_string(n);
-    for (std::size_t at = text.size(); at > 3; at -= 3)
-        text.insert(at - 3, 1, ',');
+    for (std::size_t end = text.size(); end > 3; end -= 3)
+        text.insert(end - 3, 1, ',');
     return text;
 }
-// With three digits and the unit that fits: 4.62 s, 31.5 ms.
+// A time with three digits and a suitable unit: 4.62 s, 31.5 ms.
 inline std::string seconds(double s)
 {
     constexpr std::pair<double, char const*> units[] = {{1, "s"}, {1e-3, "ms"}, {1e-6, "us"}};
@@ -143,7 +143,7 @@ inline std::string seconds(double s)
         }
     return fixed(value, value >= 99.95 ? 0 : value >= 9.995 ? 1 : 2) + " " + unit;
 }
-// Rounded up or down.
+// A ratio rounded up or down.
 inline std::string ratio_text(double ratio, bool up, int digits = 3)
 {
     double const unit = std::pow(10.0, digits);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// From a request to a plan: the ratio, the split, what fits, and what would help where it does not.
+// Makes a plan from a request: the ratio, the split, the memory, and advice if it does not fit.
 
 #include "plan_result.hpp"
 
@@ -21,11 +21,11 @@ constexpr std::size_t most_gpus = 65536;
 
 bool some_ratio_fits(plan_request const& r)
 {
-    return !fitting(r, sum(shares(r.of, r.gpus)), headroom).empty;
+    return !fitting(r, sum(shares(r.network, r.gpus)), headroom).empty;
 }
 
-// The smallest number of GPUs, above the plan's, with which some ratio fits with headroom; 0: none does. More GPUs need
-// less each.
+// The smallest number of GPUs, above the plan's, for which some ratio fits with headroom; 0: there is none. The memory
+// of each GPU shrinks with their number.
 std::size_t gpus_that_fit(plan_request r)
 {
     std::size_t low = r.gpus;
@@ -44,7 +44,7 @@ std::size_t gpus_that_fit(plan_request r)
     return high;
 }
 
-// The largest of these steps that helps; 0: none does. Where one does, smaller ones do.
+// The largest value up to `most` that helps; 0: none does. If a value helps, smaller ones do.
 template <class Helps>
 std::size_t largest_that_helps(std::size_t most, Helps const& helps)
 {
@@ -57,8 +57,8 @@ std::size_t largest_that_helps(std::size_t most, Helps const& helps)
     return good;
 }
 
-// State of fewer bytes: what changes less first, and more of it only where that is not enough; at last without the
-// journal, too, which is large where records are copies of the state.
+// Advice to store the state in fewer bytes: smaller changes first, larger ones only if those are not enough. If nothing
+// fits, also without the journal, which is large if records are copies of the state.
 template <class Helps>
 void add_storage(plan_request const& r, Helps const& helps, std::vector<std::string>& advice)
 {
@@ -97,8 +97,8 @@ void add_storage(plan_request const& r, Helps const& helps, std::vector<std::str
     }
 }
 
-// Changes of one thing each after which it fits, and leaves headroom.
-std::vector<std::string> what_helps(plan_result const& plan)
+// Single changes of the request after which the plan fits and leaves headroom.
+std::vector<std::string> make_advice(plan_result const& plan)
 {
     plan_request const& r = plan.request;
     std::vector<std::string> advice;
@@ -151,7 +151,7 @@ plan_result make_plan(plan_request const& request, given_rates const& given)
 {
     plan_result result;
     result.request = request;
-    std::vector<std::size_t> const sizes = shares(request.of, request.gpus);
+    std::vector<std::size_t> const sizes = shares(request.network, request.gpus);
     result.share_elems = sum(sizes);
     double const all = static_cast<double>(result.share_elems);
     result.range = fitting(request, result.share_elems);
@@ -169,35 +169,35 @@ plan_result make_plan(plan_request const& request, given_rates const& given)
     if (result.rates.missing.empty())
         result.best = best_step(result.rates.speculation, least, most);
 
-    split_request wanted;
+    split_request options;
     if (request.ratio) {
-        wanted.ratio = *request.ratio;
-        result.ratio_from = "as --ratio says";
+        options.ratio = *request.ratio;
+        result.ratio_source = "as --ratio says";
     } else if (result.range.empty) {
-        wanted.ratio = 1; // needs least of the GPU
-        result.ratio_from = "no ratio fits; this one leaves the GPU most";
+        options.ratio = 1; // needs least of the GPU
+        result.ratio_source = "no ratio fits; this one leaves the GPU most";
     } else {
-        wanted.ratio = result.best ? result.best->ratio : most;
-        wanted.most_on_cpu = result.roomy.most;
-        wanted.most_on_device = result.share_elems - result.roomy.least;
-        result.ratio_from = std::string(result.best ? "the best" : "the largest") + " of those that " +
-                            (result.roomy_exists ? "leave " + headroom_text() + " free" : "fit");
+        options.ratio = result.best ? result.best->ratio : most;
+        options.most_on_cpu = result.roomy.most;
+        options.most_on_device = result.share_elems - result.roomy.least;
+        result.ratio_source = std::string(result.best ? "the best" : "the largest") + " of those that " +
+                              (result.roomy_exists ? "leave " + headroom_text() + " free" : "fit");
     }
     try {
-        result.split = split(sizes, wanted);
-    } catch (unavailable const&) { // between both limits there is no place for a cut
-        wanted.most_on_cpu.reset();
-        wanted.most_on_device.reset();
-        result.split = split(sizes, wanted);
+        result.split = split(sizes, options);
+    } catch (unavailable const&) { // no shard boundary lies between both limits
+        options.most_on_cpu.reset();
+        options.most_on_device.reset();
+        result.split = split(sizes, options);
     }
     result.memory = memory_of(request, result.split.cpu_elems, result.split.device_elems);
-    result.fits = fits(result.memory, request.on);
+    result.fits = fits(result.memory, request.machine);
     if (result.rates.missing.empty())
         result.forecast = forecast_step(result.rates.speculation, result.split.ratio());
     if (request.zenflow)
         result.zenflow = plan_zenflow(request, result.rates, result.split, result.memory, result.forecast);
     if (!result.fits)
-        result.advice = what_helps(result);
+        result.advice = make_advice(result);
     return result;
 }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A plan for people: the answer first, then what lies where, then times and where their numbers are from.
+// A plan as text: the answer first, then the memory, then times and the sources of their rates.
 
 #include "plan_result.hpp"
 
@@ -28,11 +28,11 @@ std::string padded(std::string text, std::size_t columns)
     return text;
 }
 
-char const* in_words(forecast_row of)
+char const* in_words(forecast_row row)
 {
     constexpr char const* words[] = {"backward",    "the link down",  "the CPU's step",
                                      "the link up", "the GPU's step", "forward"};
-    return words[static_cast<std::size_t>(of)];
+    return words[static_cast<std::size_t>(row)];
 }
 
 class printer {
@@ -41,22 +41,22 @@ public:
 
     std::string print()
     {
-        job();
-        answer();
-        memory(r_.on.unified ? "memory, of CPU and GPU in one, for each GPU" : "memory of each GPU", plan_.memory.gpu,
-               r_.on.gpu_bytes);
-        if (!r_.on.unified)
-            memory("memory of the host, for each GPU", plan_.memory.host, r_.on.host_bytes);
-        times();
+        print_job();
+        print_answer();
+        print_memory(r_.machine.unified ? "memory, of CPU and GPU in one, for each GPU" : "memory of each GPU",
+                     plan_.memory.gpu, r_.machine.gpu_bytes);
+        if (!r_.machine.unified)
+            print_memory("memory of the host, for each GPU", plan_.memory.host, r_.machine.host_bytes);
+        print_times();
         if (plan_.zenflow)
-            zenflow(*plan_.zenflow);
+            print_zenflow(*plan_.zenflow);
         return out_;
     }
 
 private:
-    void say(std::string const& what, std::string const& text) { out_ += wrapped(padded(what, 10), text); }
+    void say(std::string const& label, std::string const& text) { out_ += wrapped(padded(label, 10), text); }
 
-    // The tensors that lie on the device, from the first to the last.
+    // The names of the first and the last tensor on the device.
     std::string device_tensors() const
     {
         shard_piece const* first = nullptr;
@@ -68,20 +68,22 @@ private:
             }
         if (first == nullptr)
             return "";
-        auto const name = [&](shard_piece const& of) { return printable(r_.of.tensors[of.shard].name); };
+        auto const name = [&](shard_piece const& piece) { return printable(r_.network.tensors[piece.shard].name); };
         return first->shard == last->shard ? name(*first) : name(*first) + " to " + name(*last);
     }
 
-    void job()
+    void print_job()
     {
-        model const& m = r_.of;
+        model const& m = r_.network;
         say("model", m.name + ": " + grouped(m.params) + " parameters in " + plural(m.tensors.size(), "tensor") + "; " +
                          m.source);
-        std::string const gpus = r_.on.name.empty() ? plural(r_.gpus, "GPU") + " as described"
-                                                    : std::to_string(r_.gpus) + " x " + r_.on.name;
-        say("machine", gpus + "; GPU memory " + gb(bytes_of(r_.on.gpu_bytes)) + " GB each: " + r_.on.gpu_bytes.source);
-        if (!r_.on.unified)
-            say("", "host memory " + gb(bytes_of(r_.on.host_bytes)) + " GB for each: " + r_.on.host_bytes.source);
+        std::string const gpus = r_.machine.name.empty() ? plural(r_.gpus, "GPU") + " as described"
+                                                         : std::to_string(r_.gpus) + " x " + r_.machine.name;
+        say("machine",
+            gpus + "; GPU memory " + gb(bytes_of(r_.machine.gpu_bytes)) + " GB each: " + r_.machine.gpu_bytes.source);
+        if (!r_.machine.unified)
+            say("",
+                "host memory " + gb(bytes_of(r_.machine.host_bytes)) + " GB for each: " + r_.machine.host_bytes.source);
         say("types", "params " + type(r_.param) + ", moments " + type(r_.exp_avg) +
                          (r_.exp_avg_sq == r_.exp_avg ? "" : " and " + type(r_.exp_avg_sq)) + ", gradients " +
                          type(r_.grad) + ", weights " + type(r_.weight()));
@@ -89,22 +91,22 @@ private:
         say("share",
             grouped(plan_.share_elems) + " parameters for each GPU" +
                 (r_.gpus == 1 ? "" : ": weights, gradients and optimizer are divided among them, as by ZeRO-3"));
-        std::string text = ratio() + ", " + plan_.ratio_from + ": the CPU steps " + grouped(plan_.split.cpu_elems);
+        std::string text = ratio() + ", " + plan_.ratio_source + ": the CPU steps " + grouped(plan_.split.cpu_elems);
         if (plan_.split.device_elems != 0)
             text += ", the GPU " + grouped(plan_.split.device_elems) + ", of " + device_tensors();
         say("ratio", text);
     }
 
-    static std::string type(dtype of) { return std::string(name(of)); }
-    static std::size_t bytes_of(figure const& of) { return static_cast<std::size_t>(of.value); }
+    static std::string type(dtype value) { return std::string(name(value)); }
+    static std::size_t bytes_of(figure const& size) { return static_cast<std::size_t>(size.value); }
     std::string ratio() const
     {
-        double const one = plan_.split.ratio();
-        fitting_range const& within = r_.ratio ? plan_.range : plan_.roomy;
-        return plan_.fits && !plan_.range.empty ? within.text_within(one) : nearest_ratio(one);
+        double const ratio_value = plan_.split.ratio();
+        fitting_range const& range = r_.ratio ? plan_.range : plan_.roomy;
+        return plan_.fits && !plan_.range.empty ? range.text_within(ratio_value) : nearest_ratio(ratio_value);
     }
 
-    void answer()
+    void print_answer()
     {
         out_ += "\n";
         std::string const least = plan_.range.least_text();
@@ -115,12 +117,14 @@ private:
             if (plan_.range.least != 0)
                 ratios += "; with smaller ones the GPU's memory is full";
             if (plan_.range.most != plan_.share_elems)
-                ratios += std::string("; with larger ones the ") + (r_.on.unified ? "" : "host's ") + "memory is full";
+                ratios +=
+                    std::string("; with larger ones the ") + (r_.machine.unified ? "" : "host's ") + "memory is full";
         } else if (plan_.range.gpu_short || plan_.range.host_short) {
-            ratios += std::string(plan_.range.gpu_short ? (r_.on.unified ? "the memory" : "the GPU's memory") : "") +
-                      (plan_.range.gpu_short && plan_.range.host_short ? " and " : "") +
-                      (plan_.range.host_short ? "the host's memory" : "") +
-                      (plan_.range.gpu_short && plan_.range.host_short ? " are" : " is") + " too small for all of them";
+            ratios +=
+                std::string(plan_.range.gpu_short ? (r_.machine.unified ? "the memory" : "the GPU's memory") : "") +
+                (plan_.range.gpu_short && plan_.range.host_short ? " and " : "") +
+                (plan_.range.host_short ? "the host's memory" : "") +
+                (plan_.range.gpu_short && plan_.range.host_short ? " are" : " is") + " too small for all of them";
         } else {
             ratios += "the GPU's memory needs " + least + " or more, the host's " + most + " or less";
         }
@@ -130,8 +134,8 @@ private:
         say("fits", std::string(plan_.fits ? "yes; " : "NO; ") + ratios);
         if (!plan_.fits) {
             std::string text;
-            for (std::string const& one : plan_.advice)
-                text += (text.empty() ? "" : "; or ") + one;
+            for (std::string const& item : plan_.advice)
+                text += (text.empty() ? "" : "; or ") + item;
             say("helps", text.empty()
                              ? "none of the changes that were tried alone: GPUs, batch, sequence, journal, types"
                              : text);
@@ -155,7 +159,7 @@ private:
         }
     }
 
-    // Each item has a letter and as many columns as it has of the memory.
+    // A bar of the memory, with each item's letter in columns in proportion to its bytes.
     std::string bar(std::vector<memory_item> const& items, std::size_t limit) const
     {
         std::size_t const total = memory_plan::total(items);
@@ -165,16 +169,16 @@ private:
         };
         std::string text;
         std::size_t end = 0;
-        for (memory_item const& one : items) {
-            end += one.bytes;
-            text.resize(std::max(text.size(), column(end)), one.letter);
+        for (memory_item const& item : items) {
+            end += item.bytes;
+            text.resize(std::max(text.size(), column(end)), item.letter);
         }
         text.resize(std::max(text.size(), column(limit)), '.');
         text.insert(std::min(text.size(), column(limit)), 1, '|');
         return "  |" + text + (total > limit ? " too much\n" : "\n");
     }
 
-    void memory(std::string const& title, std::vector<memory_item> const& items, figure const& limit)
+    void print_memory(std::string const& title, std::vector<memory_item> const& items, figure const& limit)
     {
         constexpr std::size_t name_columns = 26;
         out_ += "\n" + title + "\n";
@@ -187,22 +191,22 @@ private:
                                 std::string(digits - std::min(digits, number.size()), ' ') + number + " GB  ",
                             meaning);
         };
-        for (memory_item const& one : items)
-            if (!one.meaning.empty())
-                row(one.letter, one.name, one.bytes, one.meaning);
+        for (memory_item const& item : items)
+            if (!item.meaning.empty())
+                row(item.letter, item.name, item.bytes, item.meaning);
         std::size_t const have = bytes_of(limit);
         row(' ', "together", total,
             "of " + gb(have) + " GB: " +
                 (total <= have ? "fits, " + gb(have - total) + " GB to spare" : gb(total - have) + " GB TOO MUCH"));
         if (&items == &plan_.memory.host) {
             row(' ', "of these pinned", plan_.memory.pinned(), "which the system cannot move or swap");
-            for (memory_item const& one : items)
-                if (one.key == "device_arrays" && one.bytes != 0)
-                    row(' ', "without B", total - one.bytes, "with their pages given back");
+            for (memory_item const& item : items)
+                if (item.key == "device_arrays" && item.bytes != 0)
+                    row(' ', "without B", total - item.bytes, "with their pages given back");
         }
     }
 
-    void times()
+    void print_times()
     {
         if (plan_.forecast)
             out_ += "\na step with ratio " + ratio() + "\n" + draw_timeline(*plan_.forecast);
@@ -222,14 +226,14 @@ private:
                                       "Weights that GPUs gather from each other are taken to hide behind computing.");
     }
 
-    void zenflow(zenflow_plan const& zenflow)
+    void print_zenflow(zenflow_plan const& zenflow)
     {
-        zenflow_request const& asked = *r_.zenflow;
-        std::string const steps = plural(asked.update_interval, "step");
+        zenflow_request const& options = *r_.zenflow;
+        std::string const steps = plural(options.update_interval, "step");
         out_ += "\n" + wrapped("", "ZenFlow: " + grouped(zenflow.selected_elems) + " parameters selected, " +
-                                       shortest(asked.topk_ratio) + " of the columns and all vectors; " +
+                                       shortest(options.topk_ratio) + " of the columns and all vectors; " +
                                        grouped(zenflow.deferred_elems) + " deferred for " + steps +
-                                       (asked.overlap ? ", and stepped during the next window" : ""));
+                                       (options.overlap ? ", and stepped during the next window" : ""));
         auto const row = [&](std::string const& name, std::initializer_list<std::string> cells,
                              std::string const& end) {
             out_ += "  " + padded(name, 25);
@@ -242,30 +246,30 @@ private:
         auto const memory = [&](std::vector<memory_item> const& items) {
             return size(static_cast<double>(memory_plan::total(items)));
         };
-        row("on average", {"step", "stall", "down", "up", "GPU", r_.on.unified ? "" : "host"}, "");
+        row("on average", {"step", "stall", "down", "up", "GPU", r_.machine.unified ? "" : "host"}, "");
         for (offload_way const& way : zenflow.ways)
             row(way.name,
                 {time(way.step_s), time(way.stall_s), size(way.down_bytes), size(way.up_bytes), memory(way.memory.gpu),
-                 r_.on.unified ? "" : memory(way.memory.host)},
+                 r_.machine.unified ? "" : memory(way.memory.host)},
                 way.fits ? "  fits" : "  TOO MUCH");
-        constexpr std::string_view of_zenflow[] = {"device_gradients", "device_state",       "device_records",
-                                                   "selected_columns", "publishing_weights", "sums",
-                                                   "host_weights",     "selected_image"};
-        for (auto const& [where, items] : {std::pair("GPU: ", &zenflow.ways.back().memory.gpu),
-                                           std::pair("host: ", &zenflow.ways.back().memory.host)})
-            for (memory_item const& one : *items)
-                if (one.bytes != 0 &&
-                    std::find(std::begin(of_zenflow), std::end(of_zenflow), one.key) != std::end(of_zenflow)) {
-                    std::string const amount = size(static_cast<double>(one.bytes));
-                    out_ += wrapped("  " + padded(where + one.name, 26) +
+        constexpr std::string_view zenflow_items[] = {"device_gradients", "device_state",       "device_records",
+                                                      "selected_columns", "publishing_weights", "sums",
+                                                      "host_weights",     "selected_image"};
+        for (auto const& [memory_name, items] : {std::pair("GPU: ", &zenflow.ways.back().memory.gpu),
+                                                 std::pair("host: ", &zenflow.ways.back().memory.host)})
+            for (memory_item const& item : *items)
+                if (item.bytes != 0 && std::find(std::begin(zenflow_items), std::end(zenflow_items), item.key) !=
+                                           std::end(zenflow_items)) {
+                    std::string const amount = size(static_cast<double>(item.bytes));
+                    out_ += wrapped("  " + padded(memory_name + item.name, 26) +
                                         std::string(9 - std::min<std::size_t>(9, amount.size()), ' ') + amount + "  ",
-                                    one.meaning);
+                                    item.meaning);
                 }
         out_ += wrapped(
             "  ",
             std::string("The GPU stalls where it waits for the link or the host, and while weights are published. "
                         "Plain offloading steps when the norm is known, speculation before that. ") +
-                (asked.select_interval == 0
+                (options.select_interval == 0
                      ? "Selections are not counted (--select-interval)."
                      : "In a selection the GPU's part comes down, and the next one goes up after that."));
         if (zenflow.forecast)

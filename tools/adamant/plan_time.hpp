@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// How long a step takes: rates of everybody who takes part, each with its source, for the library's forecast.
+// The rates of CPU, GPU and link, each with its source, for the library's forecast of the step time.
 #pragma once
 
 #include <optional>
@@ -14,7 +14,7 @@
 
 namespace cli {
 
-// What the command line says of times; what is absent follows from the machine.
+// Times and rates from the command line. Absent ones follow from the machine.
 struct given_rates {
     std::optional<double> cpu_elems_per_s;
     std::optional<double> gpu_elems_per_s;
@@ -29,13 +29,13 @@ struct plan_rates {
     adamant::step_rates rates; // the CPU's without records
     speculation_rates speculation;
     std::vector<std::pair<std::string, std::string>> lines; // a rate with its number, and its source
-    std::string missing; // options without which there is no forecast; empty: there is one
+    std::string missing; // options that a forecast still needs; empty: there is a forecast
 };
 
-// What the request's journal and records add to the rates.
+// The rates with the journal and records of the request.
 speculation_rates speculation_of(plan_request const& request, adamant::step_rates const& rates);
 
-// share_elems: of one GPU. Runs a measurement where that is asked for, and throws what it throws.
+// share_elems: of one GPU. Runs a measurement if it is requested, and throws its exceptions.
 plan_rates rates_of(plan_request const& request, given_rates const& given, std::size_t share_elems);
 
 } // namespace cli

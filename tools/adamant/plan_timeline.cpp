@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The drawing of a step, or of a window of steps: who is busy when.
+// The drawing of a step, or of a window of steps: the busy times of CPU, GPU and link.
 
 #include "plan_result.hpp"
 
@@ -24,12 +24,11 @@ constexpr std::size_t ticks = 4;
 struct row {
     std::string label;
     char mark;
-    std::vector<std::pair<double, double>> spans = {}; // from when to when it is busy
+    std::vector<std::pair<double, double>> spans = {}; // begin and end of busy times
 };
 
-// What is computed, and what is copied.
-constexpr char computes = '#';
-constexpr char copies = '=';
+constexpr char compute_mark = '#';
+constexpr char copy_mark = '=';
 
 std::string draw(std::vector<row> const& rows, double end_s)
 {
@@ -38,25 +37,26 @@ std::string draw(std::vector<row> const& rows, double end_s)
         return static_cast<std::size_t>(std::lround(share * static_cast<double>(bar_columns)));
     };
     std::string out;
-    for (row const& one : rows) {
+    for (row const& item : rows) {
         std::string bar(bar_columns, ' ');
         double busy = 0;
-        for (auto const& [begin_s, end] : one.spans) {
-            std::size_t const from = std::min(column(begin_s), bar_columns - 1);
-            std::size_t const to = std::max(column(end), from + 1); // short work is seen as well
-            std::fill_n(bar.begin() + static_cast<std::ptrdiff_t>(from), std::min(to, bar_columns) - from, one.mark);
+        for (auto const& [begin_s, end] : item.spans) {
+            std::size_t const first = std::min(column(begin_s), bar_columns - 1);
+            std::size_t const end_column = std::max(column(end), first + 1); // at least one column
+            std::fill_n(bar.begin() + static_cast<std::ptrdiff_t>(first), std::min(end_column, bar_columns) - first,
+                        item.mark);
             busy += end - begin_s;
         }
-        out += "  " + one.label + std::string(label_columns - 2 - one.label.size(), ' ') + "|" + bar + "| " +
+        out += "  " + item.label + std::string(label_columns - 2 - item.label.size(), ' ') + "|" + bar + "| " +
                (busy > 0 ? seconds(busy) : "-") + "\n";
     }
-    // Under the bars, times at every quarter.
+    // Below the bars, the times at every quarter.
     std::string axis(label_columns, ' ');
     for (std::size_t i = 0; i <= ticks; ++i) {
         double const s = end_s * static_cast<double>(i) / ticks;
         std::string const text = i == 0 ? "0" : seconds(s);
-        std::size_t const at = label_columns + 1 + bar_columns * i / ticks;
-        std::size_t const begin = i == 0 ? at - 1 : at - text.size() / 2;
+        std::size_t const tick = label_columns + 1 + bar_columns * i / ticks;
+        std::size_t const begin = i == 0 ? tick - 1 : tick - text.size() / 2;
         axis.resize(std::max(axis.size(), begin), ' ');
         axis += text;
     }
@@ -67,8 +67,8 @@ std::string draw(std::vector<row> const& rows, double end_s)
 
 std::string draw_timeline(step_forecast const& step)
 {
-    std::vector<row> rows{{"backward", computes}, {"down", copies},       {"CPU", computes},
-                          {"up", copies},         {"GPU step", computes}, {"forward", computes}};
+    std::vector<row> rows{{"backward", compute_mark}, {"down", copy_mark},        {"CPU", compute_mark},
+                          {"up", copy_mark},          {"GPU step", compute_mark}, {"forward", compute_mark}};
     for (forecast_span const& span : step.timeline)
         rows[static_cast<std::size_t>(span.on)].spans.emplace_back(span.begin_s, span.end_s);
     return draw(rows, step.step_s);
@@ -76,9 +76,9 @@ std::string draw_timeline(step_forecast const& step)
 
 std::string draw_timeline(zenflow_forecast const& window)
 {
-    std::vector<row> rows{{"backward", computes}, {"down", copies}, {"CPU sums", computes},
-                          {"CPU step", computes}, {"up", copies},   {"GPU step", computes},
-                          {"forward", computes}};
+    std::vector<row> rows{{"backward", compute_mark}, {"down", copy_mark}, {"CPU sums", compute_mark},
+                          {"CPU step", compute_mark}, {"up", copy_mark},   {"GPU step", compute_mark},
+                          {"forward", compute_mark}};
     for (zenflow_span const& span : window.timeline)
         rows[static_cast<std::size_t>(span.on)].spans.emplace_back(span.begin_s, span.end_s);
     return draw(rows, window.window_s);

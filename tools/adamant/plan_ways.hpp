@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// ZenFlow beside the two ways of a plan that puts nothing off: times, bytes over the link, memory.
+// ZenFlow compared with plain offloading and speculation, which defer no gradients: times, bytes over the link, memory.
 #pragma once
 
 #include <cstddef>
@@ -15,14 +15,15 @@
 
 namespace cli {
 
+// One of the three ways to offload.
 struct offload_way {
     std::string key;  // in JSON
-    std::string name; // for people
+    std::string name; // in text
     std::optional<double> step_s = {};
-    std::optional<double> stall_s =
-        {};                // of it, on average: the GPU waits for the link or the host, or weights are published
-    double down_bytes = 0; // of a step, on average; the same for the next
-    double up_bytes = 0;
+    // Part of step_s, on average, in which the GPU waits for the link or the host, or publishes weights.
+    std::optional<double> stall_s = {};
+    double down_bytes = 0; // of a step, on average
+    double up_bytes = 0;   // likewise
     memory_plan memory = {};
     bool fits = false;
 };
@@ -34,7 +35,7 @@ struct zenflow_plan {
     std::vector<offload_way> ways; // plain offloading, the plan's own, ZenFlow
 };
 
-// request.zenflow is there. Plain offloading and speculation have the plan's split.
+// Requires request.zenflow. Plain offloading and speculation have the plan's split.
 zenflow_plan plan_zenflow(plan_request const& request, plan_rates const& rates, adamant::placement const& split,
                           memory_plan const& memory, std::optional<adamant::step_forecast> const& forecast);
 

@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+// Definitions of plan_zenflow.hpp.
 #include "plan_zenflow.hpp"
 
 #include <algorithm>
@@ -25,80 +26,80 @@ struct part_times {
     }
 };
 
-// One window after the other, by the model. All times are from the beginning of the window.
+// Simulates windows by the model, one after the other. All times are from the beginning of the window.
 class windows {
 public:
     explicit windows(zenflow_rates const& r) : r_(r), t_(r) {}
 
     double stall_s = 0;
     double window_s = 0;
-    double left_over_s = 0; // what the host has still to add up at the end
+    double backlog_s = 0; // accumulation that the host has left at the end
     std::vector<zenflow_span> timeline;
 
     void next()
     {
         timeline.clear();
         stall_s = 0;
-        span(zenflow_row::sums, 0, left_over_s);
-        host_ = left_over_s;
+        add_span(zenflow_row::sums, 0, backlog_s);
+        host_ = backlog_s;
         deferred_ = r_.overlap ? t_.host_step : 0;
-        begun_ = -1;
+        step_begin_ = -1;
         double gpu = 0;
-        double added = left_over_s;
+        double sums_end = backlog_s;
         for (std::size_t i = 1; i <= r_.update_interval; ++i) {
-            bool const last = i == r_.update_interval;
-            double const comes = std::max(gpu, added); // gradients come down from then on
-            double const down = std::max(gpu + r_.backward_s, comes + t_.down);
+            bool const is_last = i == r_.update_interval;
+            double const down_begin = std::max(gpu, sums_end); // gradients come down from then on
+            double const down = std::max(gpu + r_.backward_s, down_begin + t_.down);
             stall_s += down - (gpu + r_.backward_s);
-            span(zenflow_row::backward, gpu, down);
-            span(zenflow_row::down, comes, t_.down > 0 ? down : comes);
-            span(zenflow_row::device, down, down + t_.device);
+            add_span(zenflow_row::backward, gpu, down);
+            add_span(zenflow_row::down, down_begin, t_.down > 0 ? down : down_begin);
+            add_span(zenflow_row::device, down, down + t_.device);
             gpu = down + t_.device;
             step_until(gpu);
             double const sum = i == 1 ? t_.first_sum : t_.sum;
-            if (last && r_.overlap && t_.host_step > 0) { // what is left of the step, before the sums
+            if (is_last && r_.overlap && t_.host_step > 0) { // the rest of the step precedes the sums
                 step_until(std::numeric_limits<double>::infinity());
-                flush(gpu, std::max(host_, begun_ + t_.up));
+                flush(gpu, std::max(host_, step_begin_ + t_.up));
             }
             host_ = std::max(host_, gpu);
-            added = host_ + sum;
-            span(zenflow_row::sums, host_, added);
-            host_ = added;
-            if (last && !r_.overlap && t_.host_step > 0) {
+            sums_end = host_ + sum;
+            add_span(zenflow_row::sums, host_, sums_end);
+            host_ = sums_end;
+            if (is_last && !r_.overlap && t_.host_step > 0) {
                 deferred_ = t_.host_step;
-                begun_ = -1;
+                step_begin_ = -1;
                 step_until(std::numeric_limits<double>::infinity());
-                flush(gpu, std::max(host_, begun_ + t_.up));
+                flush(gpu, std::max(host_, step_begin_ + t_.up));
             }
-            span(zenflow_row::forward, gpu, gpu + r_.forward_s);
+            add_span(zenflow_row::forward, gpu, gpu + r_.forward_s);
             gpu += r_.forward_s;
         }
         window_s = gpu;
-        left_over_s = std::max(0.0, host_ - window_s);
-        for (zenflow_span& one : timeline)
-            one.end_s = std::min(one.end_s, window_s);
+        backlog_s = std::max(0.0, host_ - window_s);
+        for (zenflow_span& span : timeline)
+            span.end_s = std::min(span.end_s, window_s);
     }
 
 private:
-    void span(zenflow_row on, double begin, double end)
+    void add_span(zenflow_row row, double begin, double end)
     {
         if (end > begin)
-            timeline.push_back({on, begin, end});
+            timeline.push_back({row, begin, end});
     }
-    // As much of the step of the deferred gradients as there is time for.
+    // Runs the step of the deferred gradients until `end` or until it is complete.
     void step_until(double end)
     {
-        double const takes = std::clamp(end - host_, 0.0, deferred_);
-        if (takes > 0 && begun_ < 0)
-            begun_ = host_;
-        span(zenflow_row::host_step, host_, host_ + takes);
-        host_ += takes;
-        deferred_ -= takes;
+        double const duration = std::clamp(end - host_, 0.0, deferred_);
+        if (duration > 0 && step_begin_ < 0)
+            step_begin_ = host_;
+        add_span(zenflow_row::host_step, host_, host_ + duration);
+        host_ += duration;
+        deferred_ -= duration;
     }
-    // Weights that are all up by then come into use.
+    // Publishes weights that are all up at `up`.
     void flush(double& gpu, double up)
     {
-        span(zenflow_row::up, begun_, t_.up > 0 ? up : begun_);
+        add_span(zenflow_row::up, step_begin_, t_.up > 0 ? up : step_begin_);
         double const published = std::max(gpu, up) + t_.publishing;
         stall_s += published - gpu;
         gpu = published;
@@ -106,34 +107,34 @@ private:
 
     zenflow_rates const& r_;
     part_times const t_;
-    double host_ = 0;     // until when it is busy
-    double deferred_ = 0; // what is left of that step
-    double begun_ = -1;   // when it was begun; below 0: it was not
+    double host_ = 0;        // end of the host's work
+    double deferred_ = 0;    // remaining time of the deferred step
+    double step_begin_ = -1; // of the deferred step; below 0: it has not begun
 };
 
 } // namespace
 
 zenflow_forecast forecast_zenflow(zenflow_rates const& r)
 {
-    windows of(r);
-    double before = -1;
-    for (int i = 0; i < most_windows && of.left_over_s != before; ++i) { // then all are the same
-        before = of.left_over_s;
-        of.next();
+    windows simulation(r);
+    double backlog_s = -1;
+    for (int i = 0; i < most_windows && simulation.backlog_s != backlog_s; ++i) { // until all windows are the same
+        backlog_s = simulation.backlog_s;
+        simulation.next();
     }
     part_times const t(r);
     auto const steps = static_cast<double>(r.update_interval);
     double const selections = r.selection_interval == 0 ? 0 : 1 / (steps * static_cast<double>(r.selection_interval));
     double const select_s = selections * (r.moved_bytes / r.down_bytes_per_s + r.moved_bytes / r.up_bytes_per_s);
     zenflow_forecast result;
-    result.step_s = of.window_s / steps + select_s;
-    result.stall_s = of.stall_s / steps + select_s;
-    result.window_s = of.window_s;
+    result.step_s = simulation.window_s / steps + select_s;
+    result.stall_s = simulation.stall_s / steps + select_s;
+    result.window_s = simulation.window_s;
     result.host_s = t.first_sum + (steps - 1) * t.sum + t.host_step;
     double const up_elems = r.deferred_elems > 0 ? r.matrix_elems : 0;
     result.down_bytes = r.grad_bytes * r.all_elems + selections * r.moved_bytes;
     result.up_bytes = r.weight_bytes * up_elems / steps + selections * r.moved_bytes;
-    result.timeline = std::move(of.timeline);
+    result.timeline = std::move(simulation.timeline);
     return result;
 }
 

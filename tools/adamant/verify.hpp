@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+// `adamant verify`: checks that this machine computes the expected bits.
 #pragma once
 
 #include "arguments.hpp"
