@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// `adamant verify`: the promise of the same bits everywhere, as a command. Every combination of element types runs the
-// same seeded trajectory on whatever instruction set and threads were asked for; digests of all its bits are compared
-// with the ones in verify_expected.inc, which the scalar reference implementation made.
+// `adamant verify`: checks that this machine computes the same bits as every other. Every combination of element types
+// runs the same seeded trajectory on the requested instruction set and threads. Digests of all its bits are compared
+// with those in verify_expected.inc, which the scalar reference implementation made.
 
 #include "verify.hpp"
 
@@ -133,7 +133,7 @@ public:
     void add_to(digest& sum, std::size_t n) const { sum.add(begin_, array_bytes(type_, n)); }
 
 private:
-    // Any code, and scales of any number of its size.
+    // Sets an arbitrary code, and for the first element of a group a scale with these bits.
     void set_code(std::size_t i, std::uint32_t bits)
     {
         std::size_t const first = i / quantized_group_elems * quantized_group_elems;
@@ -147,7 +147,7 @@ private:
     std::byte* begin_;
 };
 
-// The arrays of n elements of one format, each at another odd offset.
+// The arrays of n elements of one format, each at a different odd offset.
 struct shard_memory {
     misaligned param, grad, exp_avg, exp_avg_sq, weight_out;
 
@@ -156,7 +156,7 @@ struct shard_memory {
           exp_avg_sq(format.types[3], n, 7), weight_out(format.types[4], n, 9)
     {
     }
-    // Also where the master is split: weight_out has its upper half.
+    // A split master also sets weight_out, which is a part of it.
     void set_param(shard_format const& format, std::size_t i, float x)
     {
         param.set(i, x);
@@ -179,16 +179,15 @@ struct shard_memory {
 };
 
 constexpr std::size_t lengths[] = {1, 7, 64, 129, 509}; // the longest has work for 8 threads
-// The next shard begins behind the last one, or behind its groups.
+// Elements that a shard of n elements occupies: whole groups, so that the next shard begins with a group.
 std::size_t room_of(shard_format const& format, std::size_t n)
 {
-    std::size_t const together = elems_together(format.types);
-    return (n + together - 1) / together * together;
+    std::size_t const group_elems = elems_together(format.types);
+    return (n + group_elems - 1) / group_elems * group_elems;
 }
 
-// Steps whose new moments lie at and around the thresholds of their formats: where a scale of 8-bit moments becomes
-// zero or is limited, where codes are, where float flushes and overflows, and where weights are halfway between two
-// others.
+// Steps whose new moments lie at and around the thresholds of their formats: zero and limited scales of 8-bit moments,
+// boundaries between codes, float's flush to zero and overflow, and weights halfway between two bfloat16 numbers.
 void step_at_edges(executor const& cpu, shard_format const& format, digest& sum)
 {
     constexpr std::size_t n = 3 * quantized_group_elems + 5;
@@ -200,14 +199,14 @@ void step_at_edges(executor const& cpu, shard_format const& format, digest& sum)
             shard_memory arrays(format, n);
             random_bits random(variant);
             for (std::size_t i = 0; i < n; ++i) {
-                // Halfway between two of bfloat16, or next to that, of any last bit that is kept.
+                // At or next to the middle between two bfloat16 numbers, with any last bit.
                 std::uint64_t const bits = random();
                 auto const p = std::bit_cast<float>(0x3f008000u + static_cast<std::uint32_t>(bits % 3) - 1 +
                                                     (static_cast<std::uint32_t>(bits >> 8 & 0x7f) << 16));
                 arrays.set_param(format, i, p);
                 arrays.exp_avg.set(i, 0);
                 arrays.exp_avg_sq.set(i, 0);
-                // The largest of a group has the mantissa of an edge; the others are of any size below it.
+                // The largest of a group has the mantissa of an edge; the others have any smaller magnitude.
                 auto const edge = std::bit_cast<float>(0x3f800000u + ((0x60u + variant) << 16)); // 1.75 to 1.99
                 arrays.grad.set(
                     i, i % quantized_group_elems == variant % 3 ? edge : -edge * with_exponent(bits >> 16, -16, -1));
@@ -242,7 +241,7 @@ std::uint64_t trajectory(executor const& cpu, shard_format const& format, unsign
                 i, i % 8 == 7 ? v : std::bit_cast<float>(std::bit_cast<std::uint32_t>(v) & float_abs_mask));
         }
         for (std::uint64_t t = 1; t <= steps; ++t) {
-            // A row that is idle after step 20 lets its moments decay.
+            // The moments of rows that are idle after step 20 decay.
             for (std::size_t i = 0; i < total_elems; ++i) {
                 std::uint64_t const bits = random();
                 arrays.grad.set(i, t > 20 && i % 8 == 4 ? 0.0f : value_of_kind(i, bits, -14, -1));
@@ -250,7 +249,7 @@ std::uint64_t trajectory(executor const& cpu, shard_format const& format, unsign
             coefficients const c = make_coefficients(hyper_of(mode, t), t, {.loss_scale = mode == 0 ? 1024.0 : 1.0});
             std::size_t begin = 0;
             for (std::size_t const n : lengths) {
-                // As what it is of a parameter, in which a line of random numbers ends.
+                // A position in its parameter such that a line of random numbers ends within the shard.
                 place_in_param const place = {2, rounding_line_elems - room_of(format, 300) + begin};
                 any_shard const shard = arrays.shard_at(format, begin, n, place);
                 step_report const report = step(cpu, shard, c);
@@ -274,8 +273,8 @@ struct result {
     std::uint64_t digest;
 };
 
-// Digests of the combinations that each name of types_of_state() stands for, with any gradients and weights;
-// `digest_at` says that of combination i.
+// The digest over the combinations that a name of types_of_state() stands for, with any gradients and weights.
+// digest_at: returns the digest of combination i.
 constexpr std::string_view state_names[] = {"float32",    "split_float32",          "bfloat16",
                                             "quantized8", "split_float32+bfloat16", "split_float32+quantized8"};
 template <class DigestAt>
@@ -326,9 +325,9 @@ void print_table(std::vector<result> const& results, std::uint64_t overall, exec
     }
     std::printf("\nwhat --state of `adamant plan` calls\n");
     for (std::string_view const name : state_names) {
-        std::uint64_t const found = digest_of_state(name, results);
-        bool const same = found == digest_of_state(name, results, [](std::size_t i) { return expected[i]; });
-        std::printf("%-25s %016" PRIx64 "%s\n", name.data(), found, same ? "" : "  DIFFERS");
+        std::uint64_t const digest = digest_of_state(name, results);
+        bool const same = digest == digest_of_state(name, results, [](std::size_t i) { return expected[i]; });
+        std::printf("%-25s %016" PRIx64 "%s\n", name.data(), digest, same ? "" : "  DIFFERS");
     }
     std::printf("overall digest %016" PRIx64 "  isa %s  threads %u\n", overall, name(cpu.tier()).data(), threads);
     if (threads < cpu.threads())
@@ -341,7 +340,7 @@ void print_table(std::vector<result> const& results, std::uint64_t overall, exec
 
 int verify(arguments& options)
 {
-    // Slices as small as can be, so that every thread has work on arrays this short.
+    // The smallest slices, so that every thread has work on arrays this short.
     executor_options request{.tier = parse_isa(options.value("--isa", "automatic")),
                              .threads = options.number("--threads", 0, 0, 4096),
                              .min_slice_elems = 1};
@@ -353,12 +352,13 @@ int verify(arguments& options)
     std::vector<result> results;
     digest all;
     for (shard_format const& format : all_formats()) {
-        result const one{format.types, trajectory(cpu, format, threads)};
-        all.add(one.digest);
-        results.push_back(one);
+        result const item{format.types, trajectory(cpu, format, threads)};
+        all.add(item.digest);
+        results.push_back(item);
     }
 
-    auto const differs = std::ranges::mismatch(results, expected, {}, [](result const& one) { return one.digest; }).in1;
+    auto const differs =
+        std::ranges::mismatch(results, expected, {}, [](result const& item) { return item.digest; }).in1;
     bool const same = differs == results.end() && all.value() == expected[format_count];
     if (json)
         print_json(results, all.value(), cpu, threads, same);
@@ -366,15 +366,15 @@ int verify(arguments& options)
         print_table(results, all.value(), cpu, threads);
     if (same)
         return 0;
-    std::string which = "the overall digest differs from the expected one";
+    std::string difference = "the overall digest differs from the expected one";
     if (differs != results.end()) {
-        which = "the bits differ from every other machine's, first for";
+        difference = "the bits differ from every other machine's, first for";
         for (std::size_t a = 0; a < 5; ++a)
-            which +=
+            difference +=
                 std::string(a == 0 ? " " : ", ") + shard_array::names[a] + " " + std::string(name(differs->dtypes[a]));
     }
     std::fprintf(stderr, "adamant verify: %s (isa %s, %u threads). Please report this with the CPU's name.\n",
-                 which.c_str(), name(cpu.tier()).data(), threads);
+                 difference.c_str(), name(cpu.tier()).data(), threads);
     return 1;
 }
 
