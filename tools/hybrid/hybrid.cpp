@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// A training loop whose optimizer works on CPU and device concurrently: gradients are made on the device, layer by
-// layer from the last, the CPU's part of them comes down, is stepped, and its weights go up, while the device steps its
-// own. The shapes are Qwen2.5-3B's, with as many layers as memory has room for. Forward and backward are waits.
+// A training loop whose optimizer steps on CPU and device concurrently. The device makes gradients layer by layer from
+// the last; the CPU's part of them is copied down and stepped and its weights are copied up, while the device steps its
+// part. The shapes are Qwen2.5-3B's, with as many layers as fit in memory. Forward and backward are waits.
 //
 //   hybrid [--ratio R|auto] [--layers N] [--steps N] [--state NAME] [--link pcie5|c2c|none] [--backward MS]
 //          [--forward MS] [--digest] [--zenflow K [--update-interval N] [--select-interval N] [--no-overlap]]
 //
-// `hybrid` imitates the device in host memory; `hybrid_cuda` is the same with hybrid_device.cu, on the first GPU.
+// `hybrid` emulates the device in host memory; `hybrid_cuda` uses the first GPU, by hybrid_device.cu.
 
 #include <algorithm>
 #include <atomic>
@@ -43,7 +43,7 @@ using clock_type = std::chrono::steady_clock;
 
 struct settings {
     double ratio = 0.75;
-    bool follows = true; // the ratio, what is measured
+    bool adapts_ratio = true; // to the measured rates
     std::size_t layers = 0;
     std::size_t steps = 8;
     adamant::shard_dtypes types =
@@ -57,20 +57,20 @@ struct settings {
 
 // ----------------------------------------------------------------------------------------------------------- model
 
-// One tensor: state in host memory, gradient and weights on the device, and pinned memory that the CPU's part of those
-// passes through.
+// One tensor: state in host memory, gradient and weights on the device, and pinned memory to stage the CPU's part of
+// those.
 struct tensor {
     std::string name;
     std::size_t elems;
     adamant::shard_dtypes types;
     std::vector<std::byte> master, exp_avg, exp_avg_sq; // zero bytes are zeros in every type
     std::shared_ptr<std::byte> staging;
-    adamant::device_arrays there;
+    adamant::device_arrays on_device;
 
-    tensor(std::string its_name, std::size_t n, adamant::shard_dtypes const& of_state, adamant::device& on)
-        : name(std::move(its_name)), elems(n), types(of_state), master(array_bytes(types[0], n)),
+    tensor(std::string tensor_name, std::size_t n, adamant::shard_dtypes const& dtypes, adamant::device& gpu)
+        : name(std::move(tensor_name)), elems(n), types(dtypes), master(array_bytes(types[0], n)),
           exp_avg(array_bytes(types[2], n)), exp_avg_sq(array_bytes(types[3], n)),
-          staging(on.pinned(4 * n)), there{on.allocate(2 * n), on.allocate(2 * n)}
+          staging(gpu.pinned(4 * n)), on_device{gpu.allocate(2 * n), gpu.allocate(2 * n)}
     {
         for (std::size_t i = 0; i < n; ++i) {
             float const first = 0.01f * static_cast<float>(static_cast<int>(i % 401) - 200) / 200;
@@ -111,16 +111,16 @@ std::vector<std::pair<std::string, std::size_t>> shapes(std::size_t layers)
     constexpr std::size_t vocabulary = 151936;
     std::vector<std::pair<std::string, std::size_t>> all{{"embedding", vocabulary * layers / 36 * hidden}};
     for (std::size_t i = 0; i < layers; ++i) {
-        std::string const of = "layer " + std::to_string(i) + " ";
-        all.insert(all.end(), {{of + "norm 1", hidden},
-                               {of + "q", hidden * hidden + hidden},
-                               {of + "k", hidden * keys + keys},
-                               {of + "v", hidden * keys + keys},
-                               {of + "o", hidden * hidden},
-                               {of + "norm 2", hidden},
-                               {of + "gate", hidden * feed_forward},
-                               {of + "up", hidden * feed_forward},
-                               {of + "down", feed_forward * hidden}});
+        std::string const prefix = "layer " + std::to_string(i) + " ";
+        all.insert(all.end(), {{prefix + "norm 1", hidden},
+                               {prefix + "q", hidden * hidden + hidden},
+                               {prefix + "k", hidden * keys + keys},
+                               {prefix + "v", hidden * keys + keys},
+                               {prefix + "o", hidden * hidden},
+                               {prefix + "norm 2", hidden},
+                               {prefix + "gate", hidden * feed_forward},
+                               {prefix + "up", hidden * feed_forward},
+                               {prefix + "down", feed_forward * hidden}});
     }
     all.emplace_back("norm", hidden);
     return all;
@@ -132,7 +132,7 @@ constexpr std::size_t bytes_an_elem =
 
 // -------------------------------------------------------------------------------------------------------- timeline
 
-// What was going on in a step, by asking every half a millisecond who has got further.
+// The busy times of a step: polls the progress of CPU and device every half millisecond.
 class timeline {
 public:
     timeline(adamant::optimizer& cpu, adamant::device const& gpu) : cpu_(cpu), gpu_(gpu), thread_([this] { watch(); })
@@ -153,12 +153,12 @@ public:
         for (row const& each : rows_) {
             std::string bar(width, ' ');
             double busy = 0;
-            for (auto const& [from, to] : each.spans) {
-                busy += to - from;
+            for (auto const& [begin, end] : each.spans) {
+                busy += end - begin;
                 auto const column = [&](double s) {
                     return std::min(width - 1, static_cast<std::size_t>(std::max(s, 0.0) / step_s * width));
                 };
-                for (std::size_t i = column(from); i <= column(std::max(to - 1e-9, from)); ++i)
+                for (std::size_t i = column(begin); i <= column(std::max(end - 1e-9, begin)); ++i)
                     bar[i] = '#';
             }
             std::printf("  %-14s|%s| %6.1f ms\n", each.name, bar.c_str(), busy * 1e3);
@@ -183,17 +183,17 @@ private:
         while (!stop_) {
             std::this_thread::sleep_for(std::chrono::microseconds(500));
             double const now = std::chrono::duration<double>(clock_type::now() - begin).count();
-            if (std::uint64_t const done = cpu_.cpu_blocks_done(); done != blocks) {
+            if (std::uint64_t const stepped = cpu_.cpu_blocks_done(); stepped != blocks) {
                 rows_[1].spans.emplace_back(last, now);
-                blocks = done;
+                blocks = stepped;
             }
             adamant::device_usage const used = gpu_.usage();
-            for (auto const& [stream, to] :
+            for (auto const& [stream, index] :
                  {std::pair{adamant::device_stream::down, 0u}, std::pair{adamant::device_stream::up, 2u},
                   std::pair{adamant::device_stream::work, 4u}}) {
                 auto const i = static_cast<std::size_t>(stream);
-                if (used.busy_s[i] != usage.busy_s[i]) // known when it is over
-                    rows_[to].spans.emplace_back(now - (used.busy_s[i] - usage.busy_s[i]), now);
+                if (used.busy_s[i] != usage.busy_s[i]) // changes when an operation ends
+                    rows_[index].spans.emplace_back(now - (used.busy_s[i] - usage.busy_s[i]), now);
             }
             usage = used;
             last = now;
@@ -209,7 +209,7 @@ private:
 
 // ------------------------------------------------------------------------------------------------------------ loop
 
-// Elements a second that the CPU's threads step, from one small try.
+// Elements a second that the CPU's threads step, from a short trial.
 double cpu_rate(adamant::executor const& cpu, adamant::shard_dtypes const& types)
 {
     adamant::trial_step step(cpu, *adamant::find_format(types), std::size_t{1} << 23);
@@ -251,7 +251,7 @@ void run(settings chosen)
     optimizer.add_group("all", {.lr = 1e-4, .weight_decay = 0.1, .mode = adamant::decay_mode::decoupled});
     for (std::size_t i = 0; i < model.size(); ++i) {
         optimizer.add_shard({.group = 0, .name = model[i].name, .shard = model[i].shard()});
-        optimizer.set_device_arrays(i, model[i].there);
+        optimizer.set_device_arrays(i, model[i].on_device);
     }
     auto const ms_or = [](double ms, double otherwise_s) { return ms > 0 ? ms * 1e-3 : otherwise_s; };
     double const backward_s = ms_or(chosen.backward_ms, 0.5 * static_cast<double>(elems) / rate);
@@ -271,25 +271,25 @@ void run(settings chosen)
 
     auto const wait_for = [](double seconds) { std::this_thread::sleep_for(std::chrono::duration<double>(seconds)); };
     for (std::size_t step = 1; step <= chosen.steps; ++step) {
-        // What backward would leave; made beforehand, for an imitated device is slow at it.
+        // The gradients of backward, made in advance because an emulated device makes them slowly.
         for (std::size_t i = 0; i < model.size(); ++i)
-            make_gradient(*gpu, model[i].there.grad, model[i].elems, static_cast<std::uint32_t>(step * 1000 + i));
+            make_gradient(*gpu, model[i].on_device.grad, model[i].elems, static_cast<std::uint32_t>(step * 1000 + i));
         bool const last = step == chosen.steps && !chosen.only_digest;
         std::unique_ptr<timeline> drawing;
         if (last)
             drawing = std::make_unique<timeline>(optimizer, *gpu);
         auto const begin = clock_type::now();
-        auto const since = [&] { return std::chrono::duration<double>(clock_type::now() - begin).count(); };
+        auto const elapsed = [&] { return std::chrono::duration<double>(clock_type::now() - begin).count(); };
         optimizer.begin_step();
         for (std::size_t i = model.size(); i-- > 0;) { // backward, from the last tensor
             wait_for(backward_s * static_cast<double>(model[i].elems) / static_cast<double>(elems));
             optimizer.submit(i);
         }
-        double const backward_end = since();
+        double const backward_end = elapsed();
         adamant::optimizer_report const report = optimizer.finish();
-        double const update_end = since();
+        double const update_end = elapsed();
         wait_for(forward_s);
-        double const step_s = since();
+        double const step_s = elapsed();
         follower.observe(measured_step_of(report));
         follower.set_times(backward_end, step_s - update_end);
         if (!chosen.only_digest)
@@ -299,20 +299,20 @@ void run(settings chosen)
         if (last) {
             std::printf("\n");
             drawing->draw(backward_end, update_end, step_s);
-        } else if (std::optional<double> const better = chosen.follows ? follower.proposal(ratio) : std::nullopt) {
+        } else if (std::optional<double> const better = chosen.adapts_ratio ? follower.proposal(ratio) : std::nullopt) {
             ratio = *better;
             optimizer.place(gpu, adamant::split(optimizer.shard_sizes(), {.ratio = ratio}));
         }
     }
     if (!chosen.only_digest)
         std::printf("\nbest ratio for the rates that were measured: %.4f\n", best_ratio(follower.rates()).ratio);
-    (void)optimizer.state(); // brings the device's part home
+    (void)optimizer.state(); // copies the device's part to host memory
     std::printf("digest of the params %016llx: the same at every ratio\n",
                 static_cast<unsigned long long>(digest_of(model)));
     optimizer.place(nullptr, adamant::split(optimizer.shard_sizes(), {.ratio = 1}));
     for (tensor const& t : model) {
-        gpu->release(t.there.grad);
-        gpu->release(t.there.weight_out);
+        gpu->release(t.on_device.grad);
+        gpu->release(t.on_device.weight_out);
     }
 }
 
@@ -330,20 +330,20 @@ double number(std::string_view option, std::string const& text, double most)
 constexpr char const* help = R"(hybrid: a training loop whose optimizer steps on CPU and device concurrently
 
   --ratio R|auto         the share of the elements that the CPU steps; auto
-                         (default): begins with 0.75, follows what is measured
+                         (default): begins with 0.75, adapts to measured rates
   --layers N             of Qwen2.5-3B, up to 36 (default: what fits in memory)
   --steps N              (default 8)
-  --state NAME           what masters and moments are stored as: float32
+  --state NAME           the format of masters and moments: float32
                          (default), split_float32, bfloat16, quantized8,
                          split_float32+bfloat16, split_float32+quantized8
-  --link pcie5|c2c|none  to the device, where that is imitated (default pcie5)
-  --backward MS          how long backward takes, in ms (default: half as long
-                         as the CPU's step over all would take)
-  --forward MS           and forward (default: half of that)
-  --digest               prints nothing but a digest of the params
+  --link pcie5|c2c|none  the link to an emulated device (default pcie5)
+  --backward MS          time of backward in ms (default: half the time of a
+                         step of all elements on the CPU)
+  --forward MS           time of forward in ms (default: half of backward's)
+  --digest               print only a digest of the params
   --zenflow K            defers gradients: the share K of each matrix' columns
                          is updated every step, on the device, the others later;
-                         beside plain offloading and speculation
+                         compares with plain offloading and speculation
   --update-interval N    steps for which they are deferred (default 4)
   --select-interval N    steps from one selection to the next (default 16)
   --no-overlap           step the deferred gradients while the device waits
@@ -353,7 +353,7 @@ constexpr char const* help = R"(hybrid: a training loop whose optimizer steps on
 settings parse(int argc, char** argv)
 {
     settings chosen;
-    zenflow_settings of_zenflow;
+    zenflow_settings zenflow;
     for (int i = 1; i < argc; ++i) {
         std::string_view const option = argv[i];
         if (option == "--help" || option == "-h") {
@@ -365,7 +365,7 @@ settings parse(int argc, char** argv)
             continue;
         }
         if (option == "--no-overlap") {
-            of_zenflow.overlap = false;
+            zenflow.overlap = false;
             continue;
         }
         if (i + 1 == argc)
@@ -373,13 +373,13 @@ settings parse(int argc, char** argv)
                                         " is not understood, or has no value; hybrid --help lists the options");
         std::string const value = argv[++i];
         if (option == "--ratio") {
-            chosen.follows = value == "auto";
-            if (!chosen.follows)
+            chosen.adapts_ratio = value == "auto";
+            if (!chosen.adapts_ratio)
                 chosen.ratio = number(option, value, 1);
         } else if (option == "--layers") {
             chosen.layers = static_cast<std::size_t>(number(option, value, 36));
         } else if (option == "--steps") {
-            chosen.steps = of_zenflow.steps = static_cast<std::size_t>(number(option, value, 1e6));
+            chosen.steps = zenflow.steps = static_cast<std::size_t>(number(option, value, 1e6));
         } else if (option == "--state") {
             auto const types = adamant::types_of_state(value, chosen.types[1], chosen.types[4]);
             if (!types)
@@ -392,11 +392,11 @@ settings parse(int argc, char** argv)
         } else if (option == "--forward") {
             chosen.forward_ms = number(option, value, 1e6);
         } else if (option == "--zenflow") {
-            of_zenflow.topk_ratio = number(option, value, 1);
-            chosen.zenflow = of_zenflow;
+            zenflow.topk_ratio = number(option, value, 1);
+            chosen.zenflow = zenflow;
         } else if (option == "--update-interval" || option == "--select-interval") {
             std::size_t const steps = static_cast<std::size_t>(number(option, value, 1000));
-            (option == "--update-interval" ? of_zenflow.update_interval : of_zenflow.select_interval) = steps;
+            (option == "--update-interval" ? zenflow.update_interval : zenflow.select_interval) = steps;
         } else if (option == "--link" && (value == "pcie5" || value == "c2c" || value == "none")) {
             chosen.link = value;
         } else {
@@ -405,7 +405,7 @@ settings parse(int argc, char** argv)
         }
     }
     if (chosen.zenflow) {
-        chosen.zenflow = of_zenflow;
+        chosen.zenflow = zenflow;
         chosen.zenflow->layers = std::max<std::size_t>(1, chosen.layers);
         chosen.zenflow->types = chosen.types;
         chosen.zenflow->link = chosen.link;

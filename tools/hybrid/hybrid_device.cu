@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The first GPU.
+// Definitions of hybrid_device.hpp for the first GPU.
 #include "hybrid_device.hpp"
 
 #include <stdexcept>

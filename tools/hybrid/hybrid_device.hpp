@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The device that the example hybrid works on: hybrid_device.cpp imitates one, hybrid_device.cu takes a GPU. Code for a
-// GPU is in a file of its own because the CPU's kernels are for the host's compiler alone: nvcc makes the device, and
-// the rest of the program knows it as adamant::device.
+// The device of the example hybrid: hybrid_device.cpp emulates one, hybrid_device.cu uses a GPU. GPU code is in a
+// separate file because only the host's compiler can compile the CPU's kernels: nvcc compiles the device, and the rest
+// of the program uses it as adamant::device.
 #pragma once
 
 #include <cstddef>
@@ -11,9 +11,9 @@
 
 #include <adamant/device.hpp>
 
-// How many cores it needs for itself.
+// The number of cores that the device occupies.
 unsigned cores_needed();
-// cpu_bytes_per_s: what the CPU's step moves.
+// cpu_bytes_per_s: the rate of the CPU's step.
 std::shared_ptr<adamant::device> make_device(std::string const& link, double cpu_bytes_per_s);
-// As backward would: n bfloat16 gradients, the same on every device. Returns when they are there.
-void make_gradient(adamant::device& on, adamant::device_ptr grad, std::size_t n, std::uint32_t seed);
+// Makes n bfloat16 gradients, the same on every device. Returns when they are complete.
+void make_gradient(adamant::device& device, adamant::device_ptr grad, std::size_t n, std::uint32_t seed);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The part of hybrid that defers gradients.
+// The part of the example hybrid that compares ZenFlow with plain offloading and speculation.
 #pragma once
 
 #include <cstddef>
@@ -16,10 +16,10 @@ struct zenflow_settings {
     std::size_t steps = 0; // 0: five windows and a selection
     adamant::shard_dtypes types = {};
     std::string link;
-    double backward_ms = 0, forward_ms = 0; // 0: as long as half the CPU's step over all takes, and half of that
+    double backward_ms = 0, forward_ms = 0; // 0: half the time of the CPU's step of all elements, and half of that
     bool only_digest = false;
 };
 
-// Plain offloading, speculation and ZenFlow in turn, with the same model, device and waits: how long steps take, how
-// long the device waits in them, and what adamant plan's formula says of that for the rates that were measured.
+// Runs plain offloading, speculation and ZenFlow with the same model, device and waits. Prints how long steps take, how
+// long the device waits in them, and the forecasts of `adamant plan` for the measured rates.
 void run_zenflow(zenflow_settings const& chosen);
