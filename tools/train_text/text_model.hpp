@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A small character-level language model with bfloat16 weights and gradients, and the text that it learns: for programs
-// that show how weights are stepped. See train_text.cpp for what keeps the bits of the weights the same everywhere.
+// A small character-level language model with bfloat16 weights and gradients, and the text that it learns, for example
+// programs. train_text.cpp lists the rules that keep the bits of the weights the same everywhere.
 #pragma once
 
 #include <algorithm>
@@ -44,7 +44,7 @@ struct generator {
         return z ^ z >> 31;
     }
     float uniform() noexcept { return static_cast<float>(next() >> 40) * 0x1p-24f; } // in [0, 1)
-    size_t below(size_t n) noexcept { return next() % n; } // its bias, n / 2^64, is of no account here
+    size_t below(size_t n) noexcept { return next() % n; } // its bias of n / 2^64 is negligible
 };
 
 // ---- Text ----
@@ -53,8 +53,8 @@ struct corpus {
     std::vector<std::uint8_t> train, held_out; // indices into bytes: the classes
     std::string bytes;                         // those that occur in the training text
     size_t files = 0;
-    size_t skipped = 0;    // held out, and not in bytes
-    bool of_files = false; // what is held out is a file of its own, no tenth of the text
+    size_t skipped = 0;             // characters of the held-out text that are not in bytes
+    bool has_held_out_file = false; // false: the held-out text is the last tenth
 };
 
 // FNV-1a, as 16 hexadecimal digits.
@@ -74,7 +74,7 @@ struct digest {
     }
 };
 
-// Throws where there is no text, or too little.
+// Throws if there is no text, or too little.
 inline corpus load_corpus(std::string const& file)
 {
     std::vector<std::filesystem::path> paths;
@@ -87,8 +87,8 @@ inline corpus load_corpus(std::string const& file)
                 paths.push_back(entry.path());
     std::sort(paths.begin(), paths.end());
 
-    // Licences copy from each other: up to 93 % of the stretches of 40 characters in one stand in another as well. Of
-    // CC0-1.0 none does, so it tests what was learned, not what was remembered.
+    // Licences copy from each other: up to 93 % of the substrings of 40 characters in one are in another, too. CC0-1.0
+    // shares none, so it tests generalization rather than memory.
     std::string train, held_out;
     for (auto const& path : paths) {
         std::ifstream in(path, std::ios::binary);
@@ -100,8 +100,8 @@ inline corpus load_corpus(std::string const& file)
     }
     corpus result;
     result.files = paths.size();
-    result.of_files = !held_out.empty();
-    if (!result.of_files) {
+    result.has_held_out_file = !held_out.empty();
+    if (!result.has_held_out_file) {
         held_out = train.substr(train.size() - train.size() / 10);
         train.resize(train.size() - held_out.size());
     }
@@ -125,7 +125,7 @@ inline void print(corpus const& text)
     std::printf("%zu files, %zu characters of %zu classes to learn from\n"
                 "held out: %s, %zu characters; skipped in it: %zu that the training text does not have\n",
                 text.files, text.train.size(), text.bytes.size(),
-                text.of_files ? "the whole of CC0-1.0" : "the last tenth", text.held_out.size(), text.skipped);
+                text.has_held_out_file ? "the whole of CC0-1.0" : "the last tenth", text.held_out.size(), text.skipped);
 }
 
 // ---- Arithmetic ----
@@ -137,13 +137,13 @@ struct matrix { // row by row
     float* row(size_t i) noexcept { return values.data() + i * columns; }
 };
 
-// a b. The innermost loop runs along a row of the result and sums nothing, so it becomes vector code with no sum
-// reordered: each element is summed in order of the inner index. Four of those at a time save loads, no more.
+// a b. The innermost loop runs along a row of the result, so it vectorizes without reordering a sum: each element is
+// summed in order of the inner index. Four indices at a time save loads.
 inline matrix product(unsigned threads, matrix const& a, matrix const& b)
 {
     matrix result{a.rows, b.columns};
-    int const team = static_cast<int>(threads);
-#pragma omp parallel for num_threads(team)
+    int const thread_count = static_cast<int>(threads);
+#pragma omp parallel for num_threads(thread_count)
     for (size_t r = 0; r < a.rows; ++r) {
         float const* const x = a.row(r);
         float* const y = result.row(r);
@@ -163,7 +163,7 @@ inline matrix product(unsigned threads, matrix const& a, matrix const& b)
     return result;
 }
 
-inline matrix transposed(matrix const& a)
+inline matrix transpose(matrix const& a)
 {
     matrix result{a.columns, a.rows};
     for (size_t j = 0; j < a.columns; ++j)
@@ -210,7 +210,7 @@ struct tensor {
     }
 };
 
-// A batch: where each context begins. The character to predict stands after it.
+// A batch: pointers to the beginning of each context. The character to predict follows the context.
 using batch = std::vector<std::uint8_t const*>;
 
 struct model {
@@ -219,7 +219,7 @@ struct model {
     tensor embedding, into_hidden, out_of_hidden;
     matrix input{0, 0}, hidden{0, 0}, output{0, 0};
 
-    // Without weights: see draw_weights().
+    // The weights are zeros until draw_weights().
     model(size_t classes, unsigned host_threads)
         : threads(host_threads), weights(classes * embedding_dims + input_dims * hidden_dims + hidden_dims * classes),
           grads(weights.size()), embedding{"embedding", 1.0f, {}, {}, {classes, embedding_dims}},
@@ -229,10 +229,10 @@ struct model {
               "out_of_hidden", std::sqrt(1.0f / static_cast<float>(hidden_dims)), {}, {}, {hidden_dims, classes}}
     {
         size_t begin = 0;
-        for (tensor* const each : tensors()) {
-            size_t const n = each->wide.values.size();
-            each->weight = std::span(weights).subspan(begin, n);
-            each->grad = std::span(grads).subspan(begin, n);
+        for (tensor* const tensor : tensors()) {
+            size_t const n = tensor->wide.values.size();
+            tensor->weight = std::span(weights).subspan(begin, n);
+            tensor->grad = std::span(grads).subspan(begin, n);
             begin += n;
         }
     }
@@ -245,28 +245,29 @@ struct model {
     std::vector<float> draw_weights(generator& random)
     {
         std::vector<float> master;
-        for (tensor* const each : tensors())
-            for (size_t i = 0; i < each->weight.size(); ++i)
-                master.push_back(each->range * (2.0f * random.uniform() - 1.0f));
+        for (tensor* const tensor : tensors())
+            for (size_t i = 0; i < tensor->weight.size(); ++i)
+                master.push_back(tensor->range * (2.0f * random.uniform() - 1.0f));
         std::transform(master.begin(), master.end(), weights.begin(),
                        [](float x) { return adamant::narrow<bfloat16>(x); });
         widen_weights();
         return master;
     }
-    // After weights have changed.
+    // Call it after weights have changed.
     void widen_weights()
     {
-        for (tensor* const each : tensors())
-            each->widen_weight();
+        for (tensor* const tensor : tensors())
+            tensor->widen_weight();
     }
 
-    // The probability of every class after each context: one row each.
+    // The probabilities of the next character: a row for each context, a column for each class.
     matrix const& forward(batch const& contexts)
     {
         input = {contexts.size(), input_dims};
         for (size_t i = 0; i < contexts.size(); ++i)
-            for (size_t at = 0; at < context_chars; ++at)
-                std::copy_n(embedding.wide.row(contexts[i][at]), embedding_dims, input.row(i) + at * embedding_dims);
+            for (size_t position = 0; position < context_chars; ++position)
+                std::copy_n(embedding.wide.row(contexts[i][position]), embedding_dims,
+                            input.row(i) + position * embedding_dims);
         hidden = product(threads, input, into_hidden.wide);
         for (float& x : hidden.values)
             x = x > 0.0f ? x : 0.0f;
@@ -282,8 +283,8 @@ struct model {
         return output;
     }
 
-    // After forward() of the same batch: the gradient of the mean loss, multiplied with `scale`, in every tensor. Calls
-    // ready(tensor) as each is complete, the last layer's first. Uses up the probabilities.
+    // Computes the gradient of the mean loss, multiplied by `scale`, of every tensor; call forward() of the same batch
+    // first. Calls ready(tensor) when a gradient is complete, the last layer's first. Overwrites the probabilities.
     template <class Ready>
     void backward(batch const& contexts, float scale, Ready const& ready)
     {
@@ -291,29 +292,29 @@ struct model {
             output.row(i)[contexts[i][context_chars]] -= 1.0f;
         for (float& x : output.values)
             x = x / static_cast<float>(contexts.size()) * scale;
-        out_of_hidden.set_grad(product(threads, transposed(hidden), output));
+        out_of_hidden.set_grad(product(threads, transpose(hidden), output));
         ready(out_of_hidden);
 
-        matrix delta = product(threads, output, transposed(out_of_hidden.wide));
+        matrix delta = product(threads, output, transpose(out_of_hidden.wide));
         for (size_t i = 0; i < delta.values.size(); ++i)
             delta.values[i] = hidden.values[i] > 0.0f ? delta.values[i] : 0.0f;
-        into_hidden.set_grad(product(threads, transposed(input), delta));
+        into_hidden.set_grad(product(threads, transpose(input), delta));
         ready(into_hidden);
 
-        delta = product(threads, delta, transposed(into_hidden.wide));
+        delta = product(threads, delta, transpose(into_hidden.wide));
         matrix sums{embedding.wide.rows, embedding_dims};
         for (size_t i = 0; i < contexts.size(); ++i)
-            for (size_t at = 0; at < context_chars; ++at)
+            for (size_t position = 0; position < context_chars; ++position)
                 for (size_t j = 0; j < embedding_dims; ++j)
-                    sums.row(contexts[i][at])[j] += delta.row(i)[at * embedding_dims + j];
+                    sums.row(contexts[i][position])[j] += delta.row(i)[position * embedding_dims + j];
         embedding.set_grad(sums);
         ready(embedding);
     }
 };
 
-// ---- Reports. Nothing from here reaches a weight. ----
+// ---- Reports, which do not affect the weights ----
 
-// The sum over the batch of -log of the probability of the character that came.
+// The sum over the batch of -log of the probability of the next character.
 inline double loss_sum(matrix const& probability, batch const& contexts)
 {
     double sum = 0;
@@ -331,10 +332,10 @@ inline void print_held_out_loss(model& net, corpus const& text)
     double loss = 0;
     size_t const n = text.held_out.size() - context_chars;
     batch contexts;
-    for (size_t at = 0; at < n; ++at) {
-        contexts.push_back(text.held_out.data() + at);
-        unigram -= std::log(count[text.held_out[at + context_chars]] / static_cast<double>(text.train.size()));
-        if (contexts.size() == 256 || at + 1 == n) {
+    for (size_t position = 0; position < n; ++position) {
+        contexts.push_back(text.held_out.data() + position);
+        unigram -= std::log(count[text.held_out[position + context_chars]] / static_cast<double>(text.train.size()));
+        if (contexts.size() == 256 || position + 1 == n) {
             loss += loss_sum(net.forward(contexts), contexts);
             contexts.clear();
         }

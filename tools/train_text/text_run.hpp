@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the programs that train the text model have in common besides it: options, batches, hyperparameters, and which
-// run a checkpoint is of.
+// Code shared by the programs that train the text model: options, batches, hyperparameters, and the identity of a run
+// in its checkpoints.
 #pragma once
 
 #include <algorithm>
@@ -25,7 +25,7 @@ constexpr adamant::hyperparameters hyper{.lr = peak_lr, .weight_decay = 0.2, .mo
 
 using option_values = std::map<std::string, std::string>;
 
-// Nothing where help is asked for. Throws invalid_argument for what is not in `defaults`.
+// Returns an empty map for --help. Throws invalid_argument for options that are not in `defaults`.
 inline option_values parse_options(std::string const& program, int argc, char** argv, option_values const& defaults)
 {
     option_values values = defaults;
@@ -55,8 +55,8 @@ inline size_t number(option_values const& values, char const* option, size_t lea
 
 // ---- Steps ----
 
-// Whether the compiler makes a * b + c one rounding: this a * a is 1 + 2^-11 + 2^-24, and rounds to 1 + 2^-11.
-inline bool contracts()
+// Whether the compiler contracts a * b + c to one rounding: this a * a is 1 + 2^-11 + 2^-24, and rounds to 1 + 2^-11.
+inline bool is_contracted()
 {
     float volatile const factor = 1.0f + 0x1p-12f;
     float volatile const term = -1.0f - 0x1p-11f;
@@ -64,12 +64,12 @@ inline bool contracts()
     return a * a + b != 0.0f;
 }
 
-// What a batch is drawn with. Batches differ from step to step, and are the same in a run that was resumed.
+// The generator that draws a batch. Batches differ from step to step and are the same in a resumed run.
 inline generator batch_generator(size_t seed, size_t step)
 {
-    generator mixed{seed};
-    mixed.state = mixed.next() + step;
-    return {mixed.next()};
+    generator mixer{seed};
+    mixer.state = mixer.next() + step;
+    return {mixer.next()};
 }
 
 inline batch draw_batch(corpus const& text, size_t examples, size_t seed, size_t step)
@@ -81,7 +81,7 @@ inline batch draw_batch(corpus const& text, size_t examples, size_t seed, size_t
     return contexts;
 }
 
-// Of a step, counted from 1.
+// The learning rate of a step, counted from 1.
 inline double learning_rate(size_t step, size_t steps)
 {
     size_t const warm_up = std::min<size_t>(200, steps / 10 + 1);
@@ -90,43 +90,43 @@ inline double learning_rate(size_t step, size_t steps)
     return peak_lr * std::min(rising, falling);
 }
 
-// ---- Which run a checkpoint is of ----
+// ---- The run of a checkpoint ----
 
-// What a run's weights depend on besides the state that an optimizer has: kept in checkpoints, so that no other run
-// goes on from one and calls the result its own.
+// The options and the text that a run's weights depend on, besides the optimizer's state. Checkpoints keep them, so
+// that a run with others cannot resume from one.
 inline std::map<std::string, std::string> common_identity(std::string const& program, option_values const& values,
                                                           corpus const& text)
 {
-    digest of_text;
-    of_text.add(text.bytes);
-    of_text.add(text.train);
-    std::map<std::string, std::string> result{{program + ".text", of_text.text()}};
+    digest text_digest;
+    text_digest.add(text.bytes);
+    text_digest.add(text.train);
+    std::map<std::string, std::string> result{{program + ".text", text_digest.text()}};
     for (char const* const option : {"--seed", "--steps", "--batch"})
         result[program + '.' + (option + 2)] = std::to_string(number(values, option, 0, ~size_t{0}));
     return result;
 }
 
 // Throws invalid_argument where the checkpoint is another run's.
-inline void require_same_run(std::string const& program, std::map<std::string, std::string> const& here,
+inline void require_same_run(std::string const& program, std::map<std::string, std::string> const& run,
                              std::map<std::string, std::string> const& saved, std::string const& file)
 {
     std::string const resume = "--resume: '" + file + "' ";
-    for (auto const& [key, value] : here) {
-        auto const found = saved.find(key);
-        if (found == saved.end())
+    for (auto const& [key, value] : run) {
+        auto const entry = saved.find(key);
+        if (entry == saved.end())
             throw adamant::invalid_argument(resume + "does not say which run it is of (there is no " + key +
                                             " in its metadata), so it cannot be gone on from; it is of another "
                                             "program, or of an older " +
                                             program);
-        if (found->second == value)
+        if (entry->second == value)
             continue;
         if (key == program + ".text")
             throw adamant::invalid_argument(resume + "is of a run that learned from another text; give that one with "
                                                      "--text, or leave out --resume to begin anew");
         std::string const option = "--" + key.substr(key.find('.') + 1);
-        throw adamant::invalid_argument(resume + "is of a run with " + option + ' ' + found->second +
+        throw adamant::invalid_argument(resume + "is of a run with " + option + ' ' + entry->second +
                                         ", but this one has " + option + ' ' + value + "; give " + option + ' ' +
-                                        found->second +
+                                        entry->second +
                                         " to go on with that run, or leave out --resume to begin another");
     }
 }

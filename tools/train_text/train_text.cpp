@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
-// A trainer of its own on top of the library: a small character-level language model learned from real text, with
+// A complete trainer that uses the library: it trains a small character-level language model on real text, with
 // bfloat16 weights and gradients, master weights and moments of float32 or another format, clipping, a loss scale and
 // checkpoints. Each layer is stepped as soon as backward has its gradient.
 //
-// The weights it ends with have the same bits for every instruction set, number of threads, compiler and CPU; the
-// digest printed last is there to be compared. The step promises that; the rest of this file and of its headers keeps
-// to these rules:
-//   - one thread makes each sum, in a fixed order; threads only share out the sums among themselves;
-//   - nothing from libm or the standard distributions, which differ between machines, reaches a weight;
-//   - a * b + c is two roundings. The language lets a compiler make it one, so this program has to be compiled with
-//     -ffp-contract=off, and refuses to run when it was not.
-// Where other programs keep the CPU busy, OMP_WAIT_POLICY=passive in the environment makes it many times faster: by
+// The final weights have the same bits for every instruction set, number of threads, compiler and CPU; compare the
+// digest that is printed last. The library guarantees this for the step; the rest of this file and of its headers keeps
+// these rules:
+//   - one thread computes each sum, in a fixed order; threads only divide the sums among themselves;
+//   - no result of libm or the standard distributions, which differ between machines, affects a weight;
+//   - a * b + c is rounded twice. The language allows a compiler to round once, so this program must be compiled with
+//     -ffp-contract=off, and refuses to run otherwise.
+// If other programs keep the CPU busy, OMP_WAIT_POLICY=passive in the environment makes it many times faster: by
 // default OpenMP's threads wait for each other in busy loops.
 #include <algorithm>
 #include <charconv>
@@ -54,16 +54,16 @@ using namespace text_model;
 constexpr char const* help = R"(train_text: trains a small language model on the licence texts of this machine
 
   --steps N           (default 10000)
-  --seed N            of the first weights and of what is drawn (default 1)
+  --seed N            of the first weights and of the batches (default 1)
   --batch N           examples of a step (default 128)
-  --state NAME        what masters and moments are stored as: float32 (default),
+  --state NAME        the format of masters and moments: float32 (default),
                       split_float32, bfloat16, quantized8,
                       split_float32+bfloat16 or split_float32+quantized8
   --zenflow SHARE     updates that share of each matrix' columns every step and
                       defers the others (default: plain steps)
   --update-interval N steps in a window (default 4)
   --select-interval N steps between selections (default 16)
-  --text FILE         what is learned instead of /usr/share/common-licenses
+  --text FILE         the text to learn instead of /usr/share/common-licenses
   --threads N         of the optimizer (default 0: all)
   --cores-perc SHARE  instead: the optimizer's share of the cores, such as 0.8
   --isa NAME          automatic (default), scalar, generic, avx2, avx512 or
@@ -71,7 +71,7 @@ constexpr char const* help = R"(train_text: trains a small language model on the
   --loss-scale SCALE  dynamic (default), or a number
   --checkpoint FILE   where to save
   --every STEPS       how often (default 1000)
-  --resume FILE       the checkpoint to go on from, of a run with the same
+  --resume FILE       the checkpoint to resume from, of a run with the same
                       options
   --help              this text; -h is the same
 )";
@@ -90,9 +90,9 @@ option_values const defaults{{"--steps", "10000"},
                              {"--loss-scale", "dynamic"}, // or a number
                              {"--checkpoint", ""},
                              {"--every", "1000"}, // where to save, and after how many steps
-                             {"--resume", ""}};   // which checkpoint to go on from
+                             {"--resume", ""}};   // the checkpoint to resume from
 
-// Who optimizes, where its state lies, and how many threads are left to compute with.
+// The optimizer's threads, the placement of its state, and the number of threads for forward and backward.
 struct workers {
     adamant::executor optimizer;
     adamant::memory_options memory;
@@ -111,54 +111,54 @@ adamant::shard_dtypes types_of(option_values const& values)
     return *types;
 }
 
-// What a mixed-precision trainer holds of each tensor besides the weights and gradients that the model computes with:
-// arrays of these types. Moments begin as zeros, which zero bytes are in each.
+// The optimizer state of a tensor: masters and moments of these types. Moments begin as zeros, which are zero bytes in
+// every type.
 struct tensor_state {
     adamant::buffer<std::byte> master, exp_avg, exp_avg_sq;
 
-    tensor_state(adamant::shard_dtypes const& types, size_t n, workers const& on)
-        : master(zeros(types[0], n, on)), exp_avg(zeros(types[2], n, on)), exp_avg_sq(zeros(types[3], n, on))
+    tensor_state(adamant::shard_dtypes const& types, size_t n, workers const& team)
+        : master(zeros(types[0], n, team)), exp_avg(zeros(types[2], n, team)), exp_avg_sq(zeros(types[3], n, team))
     {
     }
-    // Its masters are the first weights. Split, one part is the weight.
-    void set_masters(adamant::shard_dtypes const& types, float const* first, tensor& of)
+    // Sets the masters to the first weights. A part of split masters is the tensor's weight.
+    void set_masters(adamant::shard_dtypes const& types, float const* first, tensor& values)
     {
         if (has_split_param(types))
-            adamant::split_masters(first, of.weight.size(), of.weight.data(),
+            adamant::split_masters(first, values.weight.size(), values.weight.data(),
                                    reinterpret_cast<adamant::split_float32*>(master.data()));
         else
             std::memcpy(master.data(), first, master.size());
     }
-    // weight: where else its weights are written; null: where the model has them.
-    adamant::optimizer_shard shard(adamant::shard_dtypes const& types, tensor const& of, bfloat16* weight = nullptr)
+    // weight: the array for new weights; null: the model's.
+    adamant::optimizer_shard shard(adamant::shard_dtypes const& types, tensor const& values, bfloat16* weight = nullptr)
     {
         adamant::kernel::step_pointers const arrays{
-            master.data(), std::as_bytes(of.grad).data(), exp_avg.data(), exp_avg_sq.data(),
-            reinterpret_cast<std::byte*>(weight != nullptr ? weight : of.weight.data())};
-        return adamant::optimizer_shard({*adamant::find_format(types), arrays, of.weight.size()});
+            master.data(), std::as_bytes(values.grad).data(), exp_avg.data(), exp_avg_sq.data(),
+            reinterpret_cast<std::byte*>(weight != nullptr ? weight : values.weight.data())};
+        return adamant::optimizer_shard({*adamant::find_format(types), arrays, values.weight.size()});
     }
 
 private:
-    static adamant::buffer<std::byte> zeros(adamant::dtype type, size_t n, workers const& on)
+    static adamant::buffer<std::byte> zeros(adamant::dtype type, size_t n, workers const& team)
     {
-        return adamant::make_buffer<std::byte>(on.optimizer, array_bytes(type, n), on.memory);
+        return adamant::make_buffer<std::byte>(team.optimizer, array_bytes(type, n), team.memory);
     }
 };
 
-// The beginning of the held-out text, and how the model goes on.
+// Prints the beginning of the held-out text and the model's continuation.
 void print_sample(model& net, corpus const& text, generator& random)
 {
-    std::vector<std::uint8_t> written(text.held_out.begin(), text.held_out.begin() + context_chars);
-    while (written.size() < 300) {
-        float const* const p = net.forward({written.data() + written.size() - context_chars}).row(0);
-        float left = random.uniform();
+    std::vector<std::uint8_t> characters(text.held_out.begin(), text.held_out.begin() + context_chars);
+    while (characters.size() < 300) {
+        float const* const p = net.forward({characters.data() + characters.size() - context_chars}).row(0);
+        float remaining = random.uniform();
         size_t k = 0;
-        while (k + 1 < text.bytes.size() && (left -= p[k]) >= 0.0f)
+        while (k + 1 < text.bytes.size() && (remaining -= p[k]) >= 0.0f)
             ++k;
-        written.push_back(static_cast<std::uint8_t>(k));
+        characters.push_back(static_cast<std::uint8_t>(k));
     }
     std::printf("---- sample\n");
-    for (std::uint8_t const k : written) {
+    for (std::uint8_t const k : characters) {
         char const c = text.bytes[k];
         std::putchar(c == '\n' || (c >= ' ' && c <= '~') ? c : '?');
     }
@@ -167,12 +167,12 @@ void print_sample(model& net, corpus const& text, generator& random)
 
 // ---- Training ----
 
-// A second thread pays from 16384 elements a thread on; fewer are for the sake of the example.
+// More threads pay from 16384 elements a thread on; this example uses them earlier, to show them.
 constexpr size_t min_slice_elems = 4096;
 
-// With --cores-perc the optimizer and the rest of the program get cores of their own, as an offload engine would divide
-// them; else both use the same.
-workers hire(option_values const& values)
+// With --cores-perc the optimizer and the rest of the program have separate cores, as in an offload engine; otherwise
+// both use the same ones.
+workers make_workers(option_values const& values)
 {
     adamant::isa const tier = adamant::parse_isa(values.at("--isa"));
     auto const threads = static_cast<unsigned>(number(values, "--threads", 0, 1024));
@@ -223,7 +223,7 @@ std::optional<double> zenflow_share(option_values const& values)
     return share;
 }
 
-// What the loss is to be multiplied with, if it does not change.
+// The constant loss scale; empty if it is dynamic.
 std::optional<double> fixed_loss_scale(option_values const& values)
 {
     std::string const& text = values.at("--loss-scale");
@@ -236,8 +236,8 @@ std::optional<double> fixed_loss_scale(option_values const& values)
     return scale;
 }
 
-// What a run's weights depend on besides the state that an optimizer has: kept in checkpoints, so that no other run
-// goes on from one and calls the result its own.
+// The options and the text that a run's weights depend on, besides the optimizer's state. Checkpoints keep them, so
+// that a run with others cannot resume from one.
 std::map<std::string, std::string> identity_of_run(option_values const& values, corpus const& text)
 {
     std::map<std::string, std::string> result = common_identity("train_text", values, text);
@@ -255,35 +255,35 @@ std::map<std::string, std::string> identity_of_run(option_values const& values, 
     return result;
 }
 
-// What steps the model: an optimizer, or one that defers gradients, whose state lies by columns.
+// The model's optimizer: adamant::optimizer, or with --zenflow adamant::zenflow_optimizer, whose state is by columns.
 class stepper {
 public:
-    stepper(option_values const& values, workers const& on, adamant::shard_dtypes const& types)
-        : types_(types), plain(on.optimizer, optimizer_options(values))
+    stepper(option_values const& values, workers const& team, adamant::shard_dtypes const& types)
+        : types_(types), plain(team.optimizer, optimizer_options(values))
     {
         std::optional<double> const share = zenflow_share(values);
         if (!share) {
             plain.add_group("all", hyper);
             return;
         }
-        deferred.emplace(on.optimizer,
+        deferred.emplace(team.optimizer,
                          adamant::zenflow_options{.topk_ratio = *share,
                                                   .select_interval = number(values, "--select-interval", 1, 1'000'000),
                                                   .update_interval = number(values, "--update-interval", 1, 1'000'000)},
                          optimizer_options(values));
         deferred->add_group("all", hyper);
     }
-    // The masters that are to begin with, by rows.
-    void add(tensor& of, tensor_state& state, float const* first)
+    // Adds a tensor. first: the first masters, by rows.
+    void add(tensor& param, tensor_state& state, float const* first)
     {
-        size_t const rows = of.wide.rows, columns = of.wide.columns;
+        size_t const rows = param.wide.rows, columns = param.wide.columns;
         if (!deferred || rows == 1 || columns == 1) {
-            state.set_masters(types_, first, of);
+            state.set_masters(types_, first, param);
             if (deferred)
-                deferred->add_param({0, of.name, state.shard(types_, of)});
+                deferred->add_param({0, param.name, state.shard(types_, param)});
             else
                 plain.add_shard(
-                    {.group = 0, .name = of.name, .shard = state.shard(types_, of), .place = {{rows, columns}}});
+                    {.group = 0, .name = param.name, .shard = state.shard(types_, param), .place = {{rows, columns}}});
             return;
         }
         std::vector<float> by_columns(rows * columns);
@@ -299,8 +299,8 @@ public:
                 weight[i] = adamant::narrow<adamant::bfloat16>(by_columns[i]);
         }
         for (size_t i = 0; i < weight.size(); ++i)
-            of.weight[i % rows * columns + i / rows] = weight[i];
-        deferred->add_param({0, of.name, state.shard(types_, of, weight.data()), columns, of.weight.data()});
+            param.weight[i % rows * columns + i / rows] = weight[i];
+        deferred->add_param({0, param.name, state.shard(types_, param, weight.data()), columns, param.weight.data()});
     }
     [[nodiscard]] std::uint64_t steps() const { return deferred ? deferred->steps() : plain.steps(); }
     [[nodiscard]] double loss_scale() const { return deferred ? deferred->loss_scale() : plain.loss_scale(); }
@@ -318,16 +318,16 @@ public:
         else
             save(file, run, plain.state());
     }
-    // Goes on from a checkpoint of that run.
+    // Resumes from a checkpoint of that run.
     void resume(std::string const& file, std::map<std::string, std::string> const& run)
     {
         if (deferred) {
-            auto const saved = opened<adamant::zenflow_safetensors_state, adamant::safetensors_state>(
+            auto const saved = open<adamant::zenflow_safetensors_state, adamant::safetensors_state>(
                 file, "without --zenflow, but this one has it; leave it out");
             require_same_run("train_text", run, saved.state().metadata, file);
             deferred->load(saved.state());
         } else {
-            auto const saved = opened<adamant::safetensors_state, adamant::zenflow_safetensors_state>(
+            auto const saved = open<adamant::safetensors_state, adamant::zenflow_safetensors_state>(
                 file, "with --zenflow, but this one is without it; give it");
             require_same_run("train_text", run, saved.state().metadata, file);
             plain.load(saved.state());
@@ -342,7 +342,7 @@ private:
         adamant::save_safetensors(file, state);
     }
     template <class Kind>
-    static bool holds(std::string const& file)
+    static bool can_open(std::string const& file)
     {
         try {
             Kind const saved{std::filesystem::path(file)};
@@ -351,14 +351,14 @@ private:
             return false;
         }
     }
-    // A checkpoint of this kind of state. other: what a run is that has saved the other kind.
+    // Opens a checkpoint of this kind of state. other: describes in the error a run that saved the other kind.
     template <class Kind, class OtherKind>
-    static Kind opened(std::string const& file, char const* other)
+    static Kind open(std::string const& file, char const* other)
     {
         try {
             return Kind(std::filesystem::path(file));
         } catch (adamant::invalid_argument const&) {
-            if (!holds<OtherKind>(file))
+            if (!can_open<OtherKind>(file))
                 throw;
         }
         fail(2, "--resume: '" + file + "' is of a run " + other +
@@ -383,24 +383,24 @@ void train(option_values const& values)
     std::optional<double> const loss_scale = fixed_loss_scale(values);
     adamant::shard_dtypes const types = types_of(values);
     if (!checkpoint.empty())
-        // Now rather than after the first thousand steps.
+        // Before training rather than after the first thousand steps.
         if (adamant::save_report const report = adamant::check_can_save(checkpoint); !report.reason.empty())
             std::fprintf(stderr, "train_text: checkpoints will be complete, but %s\n", report.reason.c_str());
     generator random{seed};
-    workers const on = hire(values);
-    adamant::executor const& cpu = on.optimizer;
+    workers const team = make_workers(values);
+    adamant::executor const& cpu = team.optimizer;
     corpus const text = load_corpus(values.at("--text"));
     print(text);
-    model net(text.bytes.size(), on.host_threads);
+    model net(text.bytes.size(), team.host_threads);
     std::vector<float> const first_weights = net.draw_weights(random);
     auto const tensors = net.tensors();
     std::vector<tensor_state> states;
-    stepper optimizer(values, on, types);
+    stepper optimizer(values, team, types);
     float const* drawn = first_weights.data();
-    for (tensor* each : tensors) {
-        tensor_state& state = states.emplace_back(types, each->weight.size(), on);
-        optimizer.add(*each, state, drawn);
-        drawn += each->weight.size();
+    for (tensor* tensor : tensors) {
+        tensor_state& state = states.emplace_back(types, tensor->weight.size(), team);
+        optimizer.add(*tensor, state, drawn);
+        drawn += tensor->weight.size();
     }
     net.widen_weights();
     std::map<std::string, std::string> const run = identity_of_run(values, text);
@@ -425,7 +425,7 @@ void train(option_values const& values)
 
         double const lr[] = {learning_rate(t, steps)};
         optimizer.begin_step({.loss_scale = loss_scale, .lr = lr});
-        // Each layer is stepped while the gradients of those before it are still being computed.
+        // Each layer is stepped while backward computes the gradients of earlier layers.
         net.backward(contexts, static_cast<float>(loss_scale.value_or(optimizer.loss_scale())),
                      [&](tensor const& ready) {
                          optimizer.submit(
@@ -474,7 +474,7 @@ void train(option_values const& values)
 int main(int argc, char** argv)
 {
     try {
-        if (contracts())
+        if (is_contracted())
             fail(1, "was compiled so that a * b + c is rounded once; compile it with -ffp-contract=off");
         option_values const values = parse_options("train_text", argc, argv, defaults);
         if (values.empty())

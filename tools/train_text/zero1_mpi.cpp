@@ -2,13 +2,12 @@
 // ZeRO-1 over MPI: every rank has all weights and computes gradients of its share of a batch, and holds and steps a
 // part of the optimizer's state. Trains train_text's model.
 //
-// The weights it ends with have the same bits for any number of ranks; the digest printed last is there to be compared.
-// Beside train_text's rules it keeps to these:
-//   - A batch is four micro-batches, however many ranks there are to compute them. So that number has to divide four.
-//   - The owner of an element adds its four gradients up in the order of the micro-batches, on whichever rank they were
-//   computed. MPI
-//     only moves gradients: a sum made by MPI_Reduce would depend on the number of ranks.
-//   - The state is cut at multiples of norm_block_elems of a tensor, and the sum of squares is reduced as integers.
+// The final weights have the same bits for any number of ranks; compare the digest that is printed last. In addition to
+// train_text's rules this program keeps these:
+//   - A batch is four micro-batches for any number of ranks, so that number must divide four.
+//   - The owner of an element accumulates its four gradients in the order of the micro-batches, whichever rank computed
+//     them. MPI only moves gradients: a sum by MPI_Reduce would depend on the number of ranks.
+//   - The state is sharded at multiples of norm_block_elems of a tensor, and the sum of squares is reduced as integers.
 #include <algorithm>
 #include <chrono>
 #include <cstddef>
@@ -47,16 +46,16 @@ constexpr char const* help = R"(zero1_mpi: trains train_text's model on 1, 2 or 
 
   --steps N          (default 1000)
   --until STEP       stops after that step (default 0: after the last)
-  --seed N           of the first weights and of what is drawn (default 1)
+  --seed N           of the first weights and of the batches (default 1)
   --batch N          examples of a step, a multiple of 4 (default 128)
-  --text FILE        what is learned instead of /usr/share/common-licenses
-  --threads N        of each rank's optimizer, bound to nothing (default 0: one
+  --text FILE        the text to learn instead of /usr/share/common-licenses
+  --threads N        of each rank's optimizer, not bound to PUs (default 0: one
                      on each core that select_cores() gives it)
   --overflow STEP    makes a gradient of that step infinite, once, so that all
                      ranks skip it (default 0: of none)
   --checkpoint FILE  where to save: rank 0 of 4 its part in FILE.0-of-4
   --every STEPS      how often (default 1000)
-  --resume FILE      the checkpoint to go on from, of any number of ranks
+  --resume FILE      the checkpoint to resume from, of any number of ranks
   --help             this text; -h is the same
 )";
 
@@ -73,8 +72,7 @@ struct world {
     }
 };
 
-// Ends all ranks; MPI_Finalize() would wait for those that know of no error. Rank 0 is the first to speak, for an error
-// that all of them have found.
+// Ends all ranks; MPI_Finalize() would wait for ranks without an error. Rank 0 prints first if all have the same error.
 [[noreturn]] void fail(int status, std::string const& message)
 {
     std::fflush(stdout);
@@ -85,17 +83,17 @@ struct world {
     std::abort();
 }
 
-// The texts of all ranks, on all ranks.
-std::vector<std::string> exchange(std::string const& own, MPI_Comm between)
+// Gathers the texts of all ranks of a communicator on every rank.
+std::vector<std::string> gather_texts(std::string const& text, MPI_Comm comm)
 {
     int ranks = 0;
-    MPI_Comm_size(between, &ranks);
-    int const length = static_cast<int>(own.size());
+    MPI_Comm_size(comm, &ranks);
+    int const length = static_cast<int>(text.size());
     std::vector<int> lengths(static_cast<size_t>(ranks)), begins(lengths.size());
-    MPI_Allgather(&length, 1, MPI_INT, lengths.data(), 1, MPI_INT, between);
+    MPI_Allgather(&length, 1, MPI_INT, lengths.data(), 1, MPI_INT, comm);
     std::exclusive_scan(lengths.begin(), lengths.end(), begins.begin(), 0);
     std::string all(static_cast<size_t>(begins.back() + lengths.back()), ' ');
-    MPI_Allgatherv(own.data(), length, MPI_CHAR, all.data(), lengths.data(), begins.data(), MPI_CHAR, between);
+    MPI_Allgatherv(text.data(), length, MPI_CHAR, all.data(), lengths.data(), begins.data(), MPI_CHAR, comm);
     std::vector<std::string> result;
     for (size_t i = 0; i < lengths.size(); ++i)
         result.push_back(all.substr(static_cast<size_t>(begins[i]), static_cast<size_t>(lengths[i])));
@@ -106,23 +104,23 @@ std::vector<std::string> exchange(std::string const& own, MPI_Comm between)
 
 struct workers {
     adamant::executor optimizer;
-    std::string where; // for people
+    std::string description;
     adamant::memory_options memory = {};
     unsigned host_threads = 1;
 };
 
-workers hire(unsigned threads)
+workers make_workers(unsigned threads)
 {
     if (threads != 0)
         return {adamant::executor({.threads = threads, .bind = adamant::binding::none}),
                 std::to_string(threads) + " threads, bound to nothing"};
     adamant::local_rank const self = adamant::rank_from_environment();
-    // Where mpiexec has bound the ranks apart, each sees its own cores only: all must know of all.
+    // If mpiexec binds the ranks, each sees only its own cores, so the ranks exchange their masks.
     adamant::machine machine = adamant::live_machine();
     adamant::core_request request{.ranks = self.ranks};
     MPI_Comm host = MPI_COMM_NULL;
     MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, static_cast<int>(self.rank), MPI_INFO_NULL, &host);
-    for (std::string const& mask : exchange(to_list(machine.allowed), host))
+    for (std::string const& mask : gather_texts(to_list(machine.allowed), host))
         request.masks.push_back(adamant::parse_index_set(mask));
     MPI_Comm_free(&host);
     for (adamant::pu_set const& mask : request.masks)
@@ -142,9 +140,10 @@ workers hire(unsigned threads)
             std::max(1u, static_cast<unsigned>(cores->host_pus.size()))};
 }
 
-// ---- The state in parts ----
+// ---- The sharded state ----
 
-// Which elements of all tensors, one after another, each rank owns, as MPI takes them: as many blocks as the others.
+// The elements that each rank owns, in the concatenation of all tensors, as MPI's counts and displacements. All ranks
+// own the same number of blocks, up to rounding.
 struct partition {
     std::vector<int> begins, counts;
 
@@ -152,10 +151,10 @@ struct partition {
     {
         std::vector<size_t> blocks;
         size_t end = 0;
-        for (tensor const* each : net.tensors()) {
-            for (size_t i = 0; i < each->weight.size(); i += adamant::norm_block_elems)
+        for (tensor const* tensor : net.tensors()) {
+            for (size_t i = 0; i < tensor->weight.size(); i += adamant::norm_block_elems)
                 blocks.push_back(end + i);
-            end += each->weight.size();
+            end += tensor->weight.size();
         }
         size_t const count = blocks.size();
         blocks.push_back(end);
@@ -166,35 +165,36 @@ struct partition {
     }
 };
 
-// What this rank owns.
+// The state that this rank owns.
 struct state_part {
     size_t begin, n; // among all elements
     adamant::buffer<float> master, exp_avg, exp_avg_sq, grad_sum;
     std::vector<bfloat16> grad; // of one micro-batch
 
-    state_part(int first, int elements, workers const& on)
+    state_part(int first, int elements, workers const& team)
         : begin(static_cast<size_t>(first)), n(static_cast<size_t>(elements)), grad(n)
     {
         for (auto* const array : {&master, &exp_avg, &exp_avg_sq, &grad_sum})
-            *array = adamant::make_buffer<float>(on.optimizer, n, on.memory);
+            *array = adamant::make_buffer<float>(team.optimizer, n, team.memory);
     }
 
-    // New weights are written to where those of all ranks are gathered.
+    // Adds this rank's shards. New weights go to the array that gathers those of all ranks.
     void add_shards(adamant::optimizer& optimizer, model& net)
     {
         size_t tensor_begin = 0;
-        for (tensor const* each : net.tensors()) {
-            size_t const tensor_end = tensor_begin + each->weight.size();
-            size_t const from = std::clamp(begin, tensor_begin, tensor_end);
-            size_t const elements = std::clamp(begin + n, tensor_begin, tensor_end) - from;
-            auto const part = [&](auto& array) { return std::span(array).subspan(from - begin, elements); };
+        for (tensor const* tensor : net.tensors()) {
+            size_t const tensor_end = tensor_begin + tensor->weight.size();
+            size_t const shard_begin = std::clamp(begin, tensor_begin, tensor_end);
+            size_t const elements = std::clamp(begin + n, tensor_begin, tensor_end) - shard_begin;
+            auto const part = [&](auto& array) { return std::span(array).subspan(shard_begin - begin, elements); };
             if (elements != 0)
-                optimizer.add_shard({.group = 0,
-                                     .name = each->name,
-                                     .shard = adamant::shard(part(master), part(grad), part(exp_avg), part(exp_avg_sq),
-                                                             each->weight.subspan(from - tensor_begin, elements)),
-                                     .accumulator = part(grad_sum),
-                                     .place = {{each->wide.rows, each->wide.columns}, from - tensor_begin}});
+                optimizer.add_shard(
+                    {.group = 0,
+                     .name = tensor->name,
+                     .shard = adamant::shard(part(master), part(grad), part(exp_avg), part(exp_avg_sq),
+                                             tensor->weight.subspan(shard_begin - tensor_begin, elements)),
+                     .accumulator = part(grad_sum),
+                     .place = {{tensor->wide.rows, tensor->wide.columns}, shard_begin - tensor_begin}});
             tensor_begin = tensor_end;
         }
     }
@@ -207,7 +207,7 @@ std::string part_of(std::string const& file, int rank, int ranks)
     return file + '.' + std::to_string(rank) + "-of-" + std::to_string(ranks);
 }
 
-// All ranks read all parts, and each takes what it needs of them.
+// All ranks read all parts, and each loads the state of its shards.
 void resume(std::string const& file, std::map<std::string, std::string> const& run, adamant::optimizer& optimizer)
 {
     int writers = 0;
@@ -245,7 +245,7 @@ void train(option_values const& values)
     auto const threads = static_cast<unsigned>(number(values, "--threads", 0, 1024));
     auto const [rank, rank_count] = world();
     auto const ranks = static_cast<size_t>(rank_count);
-    bool const speaks = rank == 0;
+    bool const prints = rank == 0;
     if (batch_size % micro_batches != 0)
         fail(2, "--batch is " + values.at("--batch") + ", but must be a multiple of 4, the number of micro-batches");
     if (micro_batches % ranks != 0)
@@ -256,34 +256,34 @@ void train(option_values const& values)
         if (adamant::save_report const report = adamant::check_can_save(checkpoint); !report.reason.empty())
             std::fprintf(stderr, "zero1_mpi: checkpoints will be complete, but %s\n", report.reason.c_str());
 
-    workers const on = hire(threads);
-    std::vector<std::string> const where = exchange(on.where, MPI_COMM_WORLD);
+    workers const team = make_workers(threads);
+    std::vector<std::string> const descriptions = gather_texts(team.description, MPI_COMM_WORLD);
     corpus const text = load_corpus(values.at("--text"));
     std::map<std::string, std::string> const run = common_identity(program, values, text);
-    for (std::string const& other : exchange(run.at("zero1_mpi.text"), MPI_COMM_WORLD))
+    for (std::string const& other : gather_texts(run.at("zero1_mpi.text"), MPI_COMM_WORLD))
         if (other != run.at("zero1_mpi.text"))
             fail(1, "ranks have read different texts; give one that is the same on all hosts with --text FILE");
-    if (speaks) {
+    if (prints) {
         for (size_t i = 0; i < ranks; ++i)
-            std::printf("rank %zu: %s\n", i, where[i].c_str());
+            std::printf("rank %zu: %s\n", i, descriptions[i].c_str());
         print(text);
     }
 
-    model net(text.bytes.size(), on.host_threads);
+    model net(text.bytes.size(), team.host_threads);
     partition const parts(net, ranks);
     auto const me = static_cast<size_t>(rank);
-    state_part own(parts.begins[me], parts.counts[me], on);
+    state_part part(parts.begins[me], parts.counts[me], team);
     generator random{seed};
     std::vector<float> const first_weights = net.draw_weights(random); // all of them, on every rank
-    std::copy_n(first_weights.begin() + parts.begins[me], own.n, own.master.begin());
+    std::copy_n(first_weights.begin() + parts.begins[me], part.n, part.master.begin());
     auto const sum_over_ranks = [](std::span<std::int64_t> words) {
         MPI_Allreduce(MPI_IN_PLACE, words.data(), static_cast<int>(words.size()), MPI_INT64_T, MPI_SUM, MPI_COMM_WORLD);
     };
     adamant::optimizer optimizer(
-        on.optimizer,
+        team.optimizer,
         {.max_norm = max_grad_norm, .loss_scaling = adamant::loss_scaling_options{}, .reduce = sum_over_ranks});
     optimizer.add_group("all", hyper);
-    own.add_shards(optimizer, net);
+    part.add_shards(optimizer, net);
     auto const gather_weights = [&] {
         MPI_Allgatherv(MPI_IN_PLACE, 0, MPI_DATATYPE_NULL, net.weights.data(), parts.counts.data(), parts.begins.data(),
                        MPI_UINT16_T, MPI_COMM_WORLD);
@@ -308,13 +308,13 @@ void train(option_values const& values)
                 auto const begin = examples.begin() + static_cast<std::ptrdiff_t>(mine * micro_size);
                 batch const contexts(begin, begin + static_cast<std::ptrdiff_t>(micro_size));
                 losses[mine] = loss_sum(net.forward(contexts), contexts);
-                // The sum over micro-batches is to be the mean over the batch. Divided by 4, nothing is rounded.
+                // Makes the sum over micro-batches the mean over the batch. The division by 4 is exact.
                 net.backward(contexts, static_cast<float>(optimizer.loss_scale() / micro_batches),
                              [](tensor const&) {});
                 if (t == overflow && skipped == 0 && mine == 1)
                     net.grads[0] = adamant::narrow<bfloat16>(std::numeric_limits<float>::infinity());
             }
-            MPI_Scatterv(net.grads.data(), parts.counts.data(), parts.begins.data(), MPI_UINT16_T, own.grad.data(),
+            MPI_Scatterv(net.grads.data(), parts.counts.data(), parts.begins.data(), MPI_UINT16_T, part.grad.data(),
                          parts.counts[me], MPI_UINT16_T, static_cast<int>(k % ranks), MPI_COMM_WORLD);
             if (k + 1 < micro_batches) // the step itself adds the last one
                 for (size_t shard = 0; shard < optimizer.shards(); ++shard)
@@ -333,7 +333,7 @@ void train(option_values const& values)
 
         MPI_Allreduce(MPI_IN_PLACE, losses, micro_batches, MPI_DOUBLE, MPI_SUM, MPI_COMM_WORLD);
         double const loss = std::accumulate(losses, losses + micro_batches, 0.0) / static_cast<double>(batch_size);
-        if (speaks && (t % report_every == 0 || t == last)) {
+        if (prints && (t % report_every == 0 || t == last)) {
             std::printf("step %zu of %zu, loss %.3f, lr %.2e, norm %.17g\n", t, steps, loss, lr[0], report.global_norm);
             std::fflush(stdout);
         }
@@ -344,13 +344,13 @@ void train(option_values const& values)
         }
     }
 
-    std::vector<float> masters(speaks ? net.weights.size() : 0);
-    MPI_Gatherv(own.master.data(), parts.counts[me], MPI_FLOAT, masters.data(), parts.counts.data(),
+    std::vector<float> masters(prints ? net.weights.size() : 0);
+    MPI_Gatherv(part.master.data(), parts.counts[me], MPI_FLOAT, masters.data(), parts.counts.data(),
                 parts.begins.data(), MPI_FLOAT, 0, MPI_COMM_WORLD);
-    if (!speaks)
+    if (!prints)
         return;
     std::printf("%zu ranks, tier %s, %zu steps skipped; losses are in nats per character\n", ranks,
-                name(on.optimizer.tier()).data(), skipped);
+                name(team.optimizer.tier()).data(), skipped);
     print_held_out_loss(net, text);
     digest weights;
     weights.add(masters);
@@ -367,7 +367,7 @@ int main(int argc, char** argv)
     int threads = 0;
     MPI_Init_thread(&argc, &argv, MPI_THREAD_FUNNELED, &threads); // a step calls reduce in the thread that called it
     try {
-        if (contracts())
+        if (is_contracted())
             fail(1, "was compiled so that a * b + c is rounded once; compile it with -ffp-contract=off");
         option_values const values = parse_options(program, argc, argv, defaults);
         if (!values.empty())
