@@ -209,7 +209,7 @@ void read_zenflow(arguments& options, plan_request& r)
 
 given_rates read_rates(arguments& options)
 {
-    given_rates given;
+    given_rates rates;
     auto const number = [&](char const* option, std::optional<double>& value, double least, double most,
                             char const* must_be) {
         if (std::optional<std::string> const text = options.value(option))
@@ -217,17 +217,17 @@ given_rates read_rates(arguments& options)
     };
     char const* const rate = "elements a second, from 1e3 to 1e15, such as 12e9";
     char const* const time = "seconds, from 0 to 1e6, such as 3.5";
-    number("--cpu-rate", given.cpu_elems_per_s, 1e3, 1e15, rate);
-    number("--gpu-rate", given.gpu_elems_per_s, 1e3, 1e15, rate);
-    number("--backward", given.backward_s, 0, 1e6, time);
-    number("--forward", given.forward_s, 0, 1e6, time);
+    number("--cpu-rate", rates.cpu_elems_per_s, 1e3, 1e15, rate);
+    number("--gpu-rate", rates.gpu_elems_per_s, 1e3, 1e15, rate);
+    number("--backward", rates.backward_s, 0, 1e6, time);
+    number("--forward", rates.forward_s, 0, 1e6, time);
     if (std::optional<std::string> const text = options.value("--utilisation"))
-        given.utilisation = share("--utilisation", *text, 1e-6);
-    given.overlap_forward = options.flag("--overlap-forward");
-    given.measure = options.flag("--measure");
-    if (given.measure && given.cpu_elems_per_s)
+        rates.utilisation = share("--utilisation", *text, 1e-6);
+    rates.overlap_forward = options.flag("--overlap-forward");
+    rates.measure = options.flag("--measure");
+    if (rates.measure && rates.cpu_elems_per_s)
         throw usage_error("--measure and --cpu-rate are both given, but each decides the CPU's rate; give one");
-    return given;
+    return rates;
 }
 
 } // namespace
@@ -244,7 +244,7 @@ int plan(arguments& options)
     read_types(options, request);
     read_memory_options(options, request);
     read_zenflow(options, request);
-    given_rates const given = read_rates(options);
+    given_rates const rates = read_rates(options);
     model_options const described = read_model_options(options);
     read_machine_options(options, request);
     std::optional<std::string> const name = options.word();
@@ -253,7 +253,7 @@ int plan(arguments& options)
     options.check_empty();
     request.network = model_of(described, name);
 
-    plan_result const result = make_plan(request, given);
+    plan_result const result = make_plan(request, rates);
     std::fputs((json ? plan_json(result) : plan_text(result)).c_str(), stdout);
     return result.fits ? 0 : 1;
 }

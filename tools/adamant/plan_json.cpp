@@ -45,16 +45,16 @@ using member = std::pair<char const*, std::string>; // the value as JSON
 std::string object(std::initializer_list<member> members)
 {
     std::string json = "{";
-    for (member const& one : members)
-        json += (json.size() == 1 ? "" : ", ") + quoted(one.first) + ": " + one.second;
+    for (member const& item : members)
+        json += (json.size() == 1 ? "" : ", ") + quoted(item.first) + ": " + item.second;
     return json + "}";
 }
 template <class List, class ToJson>
 std::string array(List const& list, ToJson to_json)
 {
     std::string json = "[";
-    for (auto const& one : list)
-        json += (json.size() == 1 ? "" : ", ") + to_json(one);
+    for (auto const& item : list)
+        json += (json.size() == 1 ? "" : ", ") + to_json(item);
     return json + "]";
 }
 
@@ -67,8 +67,8 @@ std::string to_object(std::vector<memory_item> const& items, figure const& limit
 {
     std::size_t const total = memory_plan::total(items);
     std::string json = "{\"items\": {";
-    for (memory_item const& one : items)
-        json += (&one == &items.front() ? "" : ", ") + quoted(one.key) + ": " + number(one.bytes);
+    for (memory_item const& item : items)
+        json += (&item == &items.front() ? "" : ", ") + quoted(item.key) + ": " + number(item.bytes);
     return json + "}, \"total_bytes\": " + number(total) +
            ", \"available_bytes\": " + number(static_cast<std::size_t>(limit.value)) +
            ", \"fits\": " + boolean(static_cast<double>(total) <= limit.value) + "}";
@@ -141,7 +141,7 @@ std::string plan_json(plan_result const& plan)
 {
     plan_request const& r = plan.request;
     double const all = static_cast<double>(plan.share_elems);
-    auto const type = [](dtype one) { return quoted(name(one)); };
+    auto const type = [](dtype value) { return quoted(name(value)); };
     auto const ratios = [&](fitting_range const& range) {
         return object({{"least", number(static_cast<double>(range.least) / all)},
                        {"most", number(static_cast<double>(range.most) / all)}});
@@ -183,7 +183,7 @@ std::string plan_json(plan_result const& plan)
                    {"gpu", to_object(plan.memory.gpu, r.machine.gpu_bytes)},
                    {"host", r.machine.unified ? "null" : to_object(plan.memory.host, r.machine.host_bytes)},
                    {"pinned_bytes", number(plan.memory.pinned())},
-                   {"helps", array(plan.advice, [](std::string const& one) { return quoted(one); })},
+                   {"helps", array(plan.advice, [](std::string const& item) { return quoted(item); })},
                    {"step", to_object(plan.forecast)},
                    {"best", plan.range.empty ? "null" : to_object(plan.best)},
                    {"zenflow", plan.zenflow ? to_object(*plan.zenflow, r) : "null"},
@@ -199,8 +199,8 @@ std::string plan_json(plan_result const& plan)
                                      {"backward_s", number(rates.backward_s)},
                                      {"forward_s", number(rates.forward_s)},
                                      {"sources", array(plan.rates.lines,
-                                                       [](auto const& one) {
-                                                           return quoted(one.first + ": " + one.second);
+                                                       [](auto const& item) {
+                                                           return quoted(item.first + ": " + item.second);
                                                        })}})}}) +
            "\n";
 }

@@ -242,19 +242,19 @@ model known_model(std::string const& name)
 std::vector<std::string> model_names()
 {
     std::vector<std::string> names;
-    for (configuration const& one : configurations())
-        names.emplace_back(one.name);
+    for (configuration const& known : configurations())
+        names.emplace_back(known.name);
     return names;
 }
 
 std::string list_of_models()
 {
     std::string text = "models\n";
-    for (configuration const& one : configurations()) {
-        std::string line = std::string("  ") + one.name;
+    for (configuration const& known : configurations()) {
+        std::string line = std::string("  ") + known.name;
         line.resize(18, ' ');
-        std::string const params = grouped(make(one).params);
-        text += line + std::string(16 - params.size(), ' ') + params + " parameters   " + one.source + "\n";
+        std::string const params = grouped(make(known).params);
+        text += line + std::string(16 - params.size(), ' ') + params + " parameters   " + known.source + "\n";
     }
     return text;
 }

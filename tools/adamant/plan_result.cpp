@@ -147,7 +147,7 @@ std::string headroom_text()
     return fixed(100 * headroom, 0) + "% of each memory";
 }
 
-plan_result make_plan(plan_request const& request, given_rates const& given)
+plan_result make_plan(plan_request const& request, given_rates const& rates)
 {
     plan_result result;
     result.request = request;
@@ -159,7 +159,7 @@ plan_result make_plan(plan_request const& request, given_rates const& given)
     result.roomy_exists = !result.roomy.empty;
     if (!result.roomy_exists)
         result.roomy = result.range;
-    result.rates = rates_of(request, given, result.share_elems);
+    result.rates = rates_of(request, rates, result.share_elems);
     double least = 0;
     double most = 1;
     if (!result.range.empty) {

@@ -35,7 +35,7 @@ struct plan_result {
 // "3% of each memory"
 std::string headroom_text();
 
-plan_result make_plan(plan_request const& request, given_rates const& given);
+plan_result make_plan(plan_request const& request, given_rates const& rates);
 
 // Lines of at most 100 columns.
 std::string plan_text(plan_result const& plan);

@@ -38,7 +38,8 @@ double forward_flops(plan_request const& r)
 
 class reader {
 public:
-    reader(plan_request const& r, given_rates const& given, plan_rates& result) : r_(r), given_(given), result_(result)
+    reader(plan_request const& r, given_rates const& options, plan_rates& result)
+        : r_(r), options_(options), result_(result)
     {
     }
 
@@ -46,10 +47,10 @@ public:
     {
         double const elem = r_.step_bytes();
         std::string const bytes = shortest(elem) + " B an element";
-        if (given_.cpu_elems_per_s) {
-            result_.rates.cpu_elems_per_s = *given_.cpu_elems_per_s;
-            add_line("CPU step", rate_text(*given_.cpu_elems_per_s), "--cpu-rate");
-        } else if (given_.measure) {
+        if (options_.cpu_elems_per_s) {
+            result_.rates.cpu_elems_per_s = *options_.cpu_elems_per_s;
+            add_line("CPU step", rate_text(*options_.cpu_elems_per_s), "--cpu-rate");
+        } else if (options_.measure) {
             measured_rate const measured = measure_cpu(r_);
             result_.rates.cpu_elems_per_s = measured.bytes_per_s / elem;
             add_line("CPU step", rate_text(result_.rates.cpu_elems_per_s),
@@ -76,9 +77,9 @@ public:
     void read_gpu()
     {
         double const elem = r_.step_bytes() + (r_.device_records ? r_.state_bytes() : 0);
-        if (given_.gpu_elems_per_s) {
-            result_.rates.device_elems_per_s = *given_.gpu_elems_per_s;
-            add_line("GPU step", rate_text(*given_.gpu_elems_per_s), "--gpu-rate");
+        if (options_.gpu_elems_per_s) {
+            result_.rates.device_elems_per_s = *options_.gpu_elems_per_s;
+            add_line("GPU step", rate_text(*options_.gpu_elems_per_s), "--gpu-rate");
         } else if (r_.machine.gpu_bytes_per_s.value > 0) {
             result_.rates.device_elems_per_s = gpu_share_of_bandwidth * r_.machine.gpu_bytes_per_s.value / elem;
             add_line("GPU step", rate_text(result_.rates.device_elems_per_s),
@@ -103,12 +104,12 @@ public:
     void read_compute()
     {
         double const flops = forward_flops(r_) * static_cast<double>(r_.batch) * static_cast<double>(r_.sequence);
-        double const rate = given_.utilisation * r_.machine.flops.value;
-        std::string const source = fixed(given_.utilisation * 100, 0) + "% (--utilisation) of " +
+        double const rate = options_.utilisation * r_.machine.flops.value;
+        std::string const source = fixed(options_.utilisation * 100, 0) + "% (--utilisation) of " +
                                    fixed(r_.machine.flops.value / 1e12, 0) + " TFLOPS, " + r_.machine.flops.source;
-        read_pass("backward", given_.backward_s, rate, 3 * flops,
+        read_pass("backward", options_.backward_s, rate, 3 * flops,
                   "three times forward's, for it computes forward again, " + source, result_.rates.backward_s);
-        read_pass("forward", given_.forward_s, rate, flops,
+        read_pass("forward", options_.forward_s, rate, flops,
                   "2 x " + grouped(r_.network.computed_params) + " a token, and attention, " + source,
                   result_.rates.forward_s);
     }
@@ -131,11 +132,11 @@ private:
             add_missing(std::string(option) + " (or --link)");
         }
     }
-    void read_pass(char const* name, std::optional<double> const& given, double rate, double flops,
+    void read_pass(char const* name, std::optional<double> const& option_s, double rate, double flops,
                    std::string const& source, double& time_s)
     {
-        if (given) {
-            time_s = *given;
+        if (option_s) {
+            time_s = *option_s;
             add_line(name, seconds(time_s), std::string("--") + name);
         } else if (rate > 0) {
             time_s = flops / rate;
@@ -146,7 +147,7 @@ private:
     }
 
     plan_request const& r_;
-    given_rates const& given_;
+    given_rates const& options_;
     plan_rates& result_;
 };
 
@@ -163,14 +164,14 @@ speculation_rates speculation_of(plan_request const& r, adamant::step_rates cons
     return result;
 }
 
-plan_rates rates_of(plan_request const& request, given_rates const& given, std::size_t share_elems)
+plan_rates rates_of(plan_request const& request, given_rates const& options, std::size_t share_elems)
 {
     plan_rates result;
     result.rates.elems = static_cast<double>(share_elems);
     result.rates.grad_bytes = static_cast<double>(size_bytes(request.grad));
     result.rates.weight_bytes = static_cast<double>(size_bytes(request.weight()));
-    result.rates.overlaps_forward = given.overlap_forward;
-    reader reader(request, given, result);
+    result.rates.overlaps_forward = options.overlap_forward;
+    reader reader(request, options, result);
     reader.read_cpu();
     reader.read_gpu();
     reader.read_link();

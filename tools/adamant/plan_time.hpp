@@ -36,6 +36,6 @@ struct plan_rates {
 speculation_rates speculation_of(plan_request const& request, adamant::step_rates const& rates);
 
 // share_elems: of one GPU. Runs a measurement if it is requested, and throws its exceptions.
-plan_rates rates_of(plan_request const& request, given_rates const& given, std::size_t share_elems);
+plan_rates rates_of(plan_request const& request, given_rates const& options, std::size_t share_elems);
 
 } // namespace cli

@@ -36,15 +36,15 @@ inline std::string did_you_mean(std::string_view word, std::vector<std::pair<std
 {
     std::size_t nearest = std::max<std::size_t>(word.size() / 3, 1); // names farther away are unrelated
     std::vector<std::string> suggestions;
-    for (auto const& [compared, shown] : names) {
-        bool const is_prefix = word.size() > 2 && compared.starts_with(word);
-        std::size_t const distance = is_prefix ? 0 : edit_distance(word, compared);
+    for (auto const& [candidate, suggestion] : names) {
+        bool const is_prefix = word.size() > 2 && candidate.starts_with(word);
+        std::size_t const distance = is_prefix ? 0 : edit_distance(word, candidate);
         if (distance < nearest)
             suggestions.clear();
         if (distance <= nearest) {
             nearest = distance;
-            if (std::find(suggestions.begin(), suggestions.end(), shown) == suggestions.end())
-                suggestions.push_back(shown);
+            if (std::find(suggestions.begin(), suggestions.end(), suggestion) == suggestions.end())
+                suggestions.push_back(suggestion);
         }
     }
     // Names that start with the word belong to one family, so more of them are shown.

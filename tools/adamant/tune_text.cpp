@@ -31,12 +31,12 @@ std::string four_digits(double value)
 std::vector<std::string> add_warnings(tuned_cores& tuned, tune_circumstances const& conditions)
 {
     constexpr double busy_from = 0.05; // times are unreliable if other processes take more of the machine
-    std::vector<std::string> shown;
+    std::vector<std::string> texts;
     for (std::string const& saved : tuned.warnings)
-        shown.push_back("WARNING" + (conditions.loaded_from.empty() ? "" : " of " + conditions.loaded_from) + ": " +
+        texts.push_back("WARNING" + (conditions.loaded_from.empty() ? "" : " of " + conditions.loaded_from) + ": " +
                         saved);
     auto const add = [&](std::string const& text) {
-        shown.push_back("WARNING: " + text);
+        texts.push_back("WARNING: " + text);
         tuned.warnings.push_back(text);
     };
     if (conditions.busy > busy_from)
@@ -46,10 +46,10 @@ std::vector<std::string> add_warnings(tuned_cores& tuned, tune_circumstances con
         add("the deadline came before it was known whether more cores pay");
     if (conditions.interrupted) {
         std::string const text = "the rounds with a host's threads are fewer than asked for";
-        shown.push_back("INTERRUPTED: " + text);
+        texts.push_back("INTERRUPTED: " + text);
         tuned.warnings.push_back("interrupted: " + text);
     }
-    return shown;
+    return texts;
 }
 
 tune_advice advice_of(tuned_cores const& tuned, host_tuning const& host)
@@ -97,21 +97,22 @@ std::string curve_text(tuned_cores const& tuned, shard_format const& format)
 
 std::string verdict_text(tuned_cores const& tuned, unsigned ranks, bool alone)
 {
-    std::string const each = ranks > 1 ? " of each rank" : "";
+    std::string const rank_text = ranks > 1 ? " of each rank" : "";
     std::string verdict = alone ? "" : "for the optimizer alone, ";
     if (tuned.all())
-        verdict += "all of them: each of the " + plural(tuned.of, "core") + each + " is worth having" +
+        verdict += "all of them: each of the " + plural(tuned.of, "core") + rank_text + " is worth having" +
                    (alone ? "; the host shares them, or takes one and slows the step" : "");
     else
-        verdict += plural(tuned.cores, "core") + " of " + std::to_string(tuned.of) + each +
+        verdict += plural(tuned.cores, "core") + " of " + std::to_string(tuned.of) + rank_text +
                    (!tuned.finished    ? " so far: the deadline came before it was known whether more pay"
                     : tuned.cores == 1 ? " is enough"
                                        : " are enough") +
                    "; " + std::to_string(tuned.host_cores()) + " left for the host";
     std::string out = wrapped("", verdict);
-    out += wrapped("", (alone ? "cpuadam_cores_perc " + fixed(tuned.cpuadam_cores_perc, 4) + "; " : "") + "a step of " +
-                           grouped(tuned.elements) + " elements" + each + " takes " + seconds(tuned.step_s) + ", " +
-                           fixed(tuned.step_s * 1e9 / static_cast<double>(tuned.elements), 3) + " ns an element");
+    out +=
+        wrapped("", (alone ? "cpuadam_cores_perc " + fixed(tuned.cpuadam_cores_perc, 4) + "; " : "") + "a step of " +
+                        grouped(tuned.elements) + " elements" + rank_text + " takes " + seconds(tuned.step_s) + ", " +
+                        fixed(tuned.step_s * 1e9 / static_cast<double>(tuned.elements), 3) + " ns an element");
     out += wrapped("", "the curve: within 2% of its best with " + plural(fewest_within(tuned.curve, 0.02), "core") +
                            ", within 10% with " + std::to_string(fewest_within(tuned.curve, 0.1)));
     if (tuned.tried.empty())

@@ -150,10 +150,10 @@ public:
         thread_.join();
         rows_[3].spans = {{0, backward_s}};
         rows_[5].spans = {{forward_begin_s, step_s}};
-        for (row const& each : rows_) {
+        for (row const& item : rows_) {
             std::string bar(width, ' ');
             double busy = 0;
-            for (auto const& [begin, end] : each.spans) {
+            for (auto const& [begin, end] : item.spans) {
                 busy += end - begin;
                 auto const column = [&](double s) {
                     return std::min(width - 1, static_cast<std::size_t>(std::max(s, 0.0) / step_s * width));
@@ -161,7 +161,7 @@ public:
                 for (std::size_t i = column(begin); i <= column(std::max(end - 1e-9, begin)); ++i)
                     bar[i] = '#';
             }
-            std::printf("  %-14s|%s| %6.1f ms\n", each.name, bar.c_str(), busy * 1e3);
+            std::printf("  %-14s|%s| %6.1f ms\n", item.name, bar.c_str(), busy * 1e3);
         }
         std::printf("  %-14s0%*s\n", "", static_cast<int>(width),
                     (std::to_string(std::lround(step_s * 1e3)) + " ms").c_str());

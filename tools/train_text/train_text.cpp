@@ -396,11 +396,11 @@ void train(option_values const& values)
     auto const tensors = net.tensors();
     std::vector<tensor_state> states;
     stepper optimizer(values, team, types);
-    float const* drawn = first_weights.data();
+    float const* masters = first_weights.data();
     for (tensor* tensor : tensors) {
         tensor_state& state = states.emplace_back(types, tensor->weight.size(), team);
-        optimizer.add(*tensor, state, drawn);
-        drawn += tensor->weight.size();
+        optimizer.add(*tensor, state, masters);
+        masters += tensor->weight.size();
     }
     net.widen_weights();
     std::map<std::string, std::string> const run = identity_of_run(values, text);

@@ -304,14 +304,14 @@ void train(option_values const& values)
         double losses[micro_batches] = {};
         for (size_t k = 0; k < micro_batches; ++k) {
             if (k % ranks == 0) { // all ranks at once, each the next of its micro-batches
-                size_t const mine = k + me;
-                auto const begin = examples.begin() + static_cast<std::ptrdiff_t>(mine * micro_size);
+                size_t const index = k + me;
+                auto const begin = examples.begin() + static_cast<std::ptrdiff_t>(index * micro_size);
                 batch const contexts(begin, begin + static_cast<std::ptrdiff_t>(micro_size));
-                losses[mine] = loss_sum(net.forward(contexts), contexts);
+                losses[index] = loss_sum(net.forward(contexts), contexts);
                 // Makes the sum over micro-batches the mean over the batch. The division by 4 is exact.
                 net.backward(contexts, static_cast<float>(optimizer.loss_scale() / micro_batches),
                              [](tensor const&) {});
-                if (t == overflow && skipped == 0 && mine == 1)
+                if (t == overflow && skipped == 0 && index == 1)
                     net.grads[0] = adamant::narrow<bfloat16>(std::numeric_limits<float>::infinity());
             }
             MPI_Scatterv(net.grads.data(), parts.counts.data(), parts.begins.data(), MPI_UINT16_T, part.grad.data(),
