@@ -13,10 +13,9 @@
  * error, except where the comment says "may be null"; other pointers are not checked.
  * A call that runs out of memory returns ADAMANT_OUT_OF_MEMORY and has changed nothing. Three other libraries end the
  * process instead: nlohmann-json, which reads and writes checkpoints, tuning results and configurations, if memory runs
- * out while it frees its own; hwloc, if memory runs out while it reads the machine (once in a process, in the first
- * call that needs cores or threads, with 8 MiB free, and again for the description of another machine) or binds a
- * team's threads; and the OpenMP runtime, while it starts threads. Binding and starting need 1 MiB, and 32 KiB for each
- * thread.
+ * out while it frees its own; hwloc, if memory runs out while it reads the machine (in the first call that needs cores
+ * or threads, after a check for 8 MiB, and for each description of another machine) or binds a team's threads; and the
+ * OpenMP runtime, while it starts threads. Binding and starting need 1 MiB, and 32 KiB for each thread.
  *
  * Threads. Different threads may use different optimizers concurrently, even on one executor. Functions of one
  * optimizer whose comment says "from any thread" may be called by several threads concurrently, all others by one
@@ -37,7 +36,7 @@
  *
  * Numbers. Sizes and indices are of type size_t; they count elements unless the name says bytes, and indices begin at
  * 0. True and false are int32_t: 0 is false, any other value is true. The bits of a result depend on hyperparameters,
- * limits, the loss scale and the order of shards, and on no other option.
+ * limits and the loss scale, and on no other option.
  */
 
 #ifdef __cplusplus
@@ -98,7 +97,7 @@ typedef struct adamant_team adamant_team;
 /** Options of adamant_team_create(). */
 typedef struct adamant_team_options {
     size_t struct_bytes; /**< size of this struct; set by the init function */
-    const char* pus;  /**< one thread on each, "0-3,8" or "0xf"; may be null or "" with ADAMANT_BIND_NONE and threads */
+    const char* pus;  /**< one thread on each, "0-3,8" or "0xf"; null or "" only with ADAMANT_BIND_NONE, threads > 0 */
     uint64_t spin_ns; /**< 50000; how long a thread without work spins before it sleeps */
     uint32_t threads; /**< 0: one on each PU. More threads share the PUs, fewer use the first ones */
     adamant_binding bind; /**< an adamant_binding */
@@ -240,9 +239,9 @@ ADAMANT_C_API adamant_status adamant_hyperparameters_init(adamant_hyperparameter
  * clip_coefficient / loss_scale; pass 1 for unused factors. step_number counts from 1. Writes the number of infinite or
  * NaN gradients, which the step applies, to *nonfinite, which may be null. The shard's accumulator must be
  * ADAMANT_NONE. Stochastic rounding depends on its begin and rounding_stream; its shape is ignored. Without stochastic
- * rounding the bits are those of adamant_step() with the same values; with it an optimizer uses the parameter's name.
- * From any thread, for shards that do not overlap. invalid argument, before anything is written: invalid types,
- * pointers, hyperparameters or factors, and step number 0. */
+ * rounding the bits equal adamant_step()'s for the same values; it uses the name in place of rounding_stream. From any
+ * thread, for shards that do not overlap. invalid argument, before anything is written: invalid types, pointers,
+ * hyperparameters or factors, and step number 0. */
 ADAMANT_C_API adamant_status adamant_step_shard(const adamant_executor* executor, const adamant_shard* shard,
                                                 const adamant_hyperparameters* hyper, uint64_t step_number,
                                                 double loss_scale, double clip_coefficient, uint64_t* nonfinite);
@@ -394,9 +393,8 @@ ADAMANT_C_API adamant_status adamant_select_nodes(const adamant_core_options* op
 
 typedef int32_t adamant_split_unit; /* how shards may be divided */
 enum {
-    ADAMANT_SPLIT_ELEMENT =
-        0,                   /**< divides one shard at a multiple of 4096 elements: the ratio is exact to half of it */
-    ADAMANT_SPLIT_SHARD = 1, /**< whole shards only: the set nearest to the ratio */
+    ADAMANT_SPLIT_ELEMENT = 0, /**< divides one shard at a multiple of 4096 elements: the ratio is met within 2048 */
+    ADAMANT_SPLIT_SHARD = 1,   /**< whole shards only: the set nearest to the ratio */
     ADAMANT_SPLIT_DEEPSPEED =
         2 /**< whole shards by DeepSpeed's rule: the first int((1 - ratio) * n) go to the device */
 };
@@ -502,7 +500,7 @@ ADAMANT_C_API adamant_status adamant_best_ratio(const adamant_step_rates* rates,
 
 /* ---- Options ---------------------------------------------------------------------------------------------------- */
 
-/** Dynamic loss scaling. The scale grows after growth_interval steps without an overflow, and shrinks after one. */
+/** Dynamic loss scaling. The scale grows after growth_interval steps without an overflow; overflows shrink it. */
 typedef struct adamant_loss_scaling {
     size_t struct_bytes;      /**< size of this struct; set by the init function */
     double initial_scale;     /**< 65536 */
@@ -511,7 +509,7 @@ typedef struct adamant_loss_scaling {
     double min_scale;         /**< 1 */
     double max_scale;         /**< 2^32 */
     uint32_t growth_interval; /**< 2000; at least 1 */
-    uint32_t hysteresis;      /**< 1; number of overflows since the scale last grew until it shrinks; at least 1 */
+    uint32_t hysteresis;      /**< 1; overflows since the scale last grew that it takes to shrink it; at least 1 */
 } adamant_loss_scaling;
 ADAMANT_C_API adamant_status adamant_loss_scaling_init(adamant_loss_scaling* scaling, size_t struct_bytes);
 
@@ -563,7 +561,7 @@ typedef struct adamant_optimizer_options {
     void* reduce_user;           /**< passed to reduce */
     /** Time limit of a device for the work of a step, in seconds. A device that exceeds it has failed. */
     double device_timeout_s; /**< 300 */
-    /** Whether a device has memory for records of all of its part, as much as for its params and moments. Without
+    /** Whether a device has memory to record its whole part: as much as its params and moments take. Without
      * records the device never speculates, and if it fails during the update, the step cannot be rolled back: the error
      * says so, and a state must be loaded. */
     int32_t device_records;              /**< 1 */
@@ -571,11 +569,11 @@ typedef struct adamant_optimizer_options {
     void* weights_ready_user;            /**< passed to weights_ready */
 } adamant_optimizer_options;
 /** journal_budget_bytes limits the records for the rollback of a step; the library never allocates more than one step's
- * records can take. In bytes per element they take, with float32 params and moments, 2 in the first step, 2.1 to 2.3 in
- * ordinary training and at most 14 (12 with the instruction sets scalar and, on x86, generic); with other types as much
- * as params and moments (6, 8 or 10); and an eighth more for unused parts of pages. ADAMANT_AUTOMATIC_BYTES is 3 bytes
- * per element with float32, the size of params and moments with other types, and the maximum with keep_last_step. A
- * shard whose records do not fit waits for the norm. */
+ * records can take. With float32 or split params and float32 moments, records take, in bytes per element, 2 in the
+ * first step, 2.1 to 2.3 in ordinary training and at most 14 (12 with the instruction sets scalar and, on x86,
+ * generic); with other types as much as params and moments (6, 8 or 10); and an eighth more for unused parts of pages.
+ * ADAMANT_AUTOMATIC_BYTES is 3 bytes per element with the types of the first case, the size of params and moments with
+ * others, and the maximum with keep_last_step. A shard whose records do not fit waits for the norm. */
 ADAMANT_C_API adamant_status adamant_optimizer_options_init(adamant_optimizer_options* options, size_t struct_bytes);
 
 typedef struct adamant_optimizer adamant_optimizer;
@@ -616,7 +614,7 @@ ADAMANT_C_API adamant_status adamant_get_hyperparameters(const adamant_optimizer
 /* ---- Shards: before the first step, and between steps ----------------------------------------------------------- */
 
 /** Adds a shard to a group. Writes its number to *number, which may be null. name: the parameter's name in UTF-8, which
- * identifies it in checkpoints. The norm is accumulated in the order of shards. The last step can no longer be rolled
+ * identifies it in checkpoints. The norm does not depend on the order of shards. The last step can no longer be rolled
  * back. invalid argument: invalid types, pointers or position, a name that is empty or not UTF-8, elements that another
  * shard of the parameter has, overlapping arrays of the shard, and during a step. */
 ADAMANT_C_API adamant_status adamant_add_shard(adamant_optimizer* optimizer, size_t group, const char* name,
@@ -655,8 +653,8 @@ ADAMANT_C_API adamant_status adamant_prepare(adamant_optimizer* optimizer, int32
 /* ---- Devices ---------------------------------------------------------------------------------------------------- */
 
 /** A device handle serves one optimizer of either kind at a time. Create a separate handle, perhaps of the same GPU,
- * for each optimizer. The functions below may be called from any thread; those that copy not during a step of that
- * optimizer. */
+ * for each optimizer. The functions below may be called from any thread, but copies not during a step of the optimizer.
+ */
 typedef struct adamant_device adamant_device;
 
 /** Opens an NVIDIA GPU of compute capability 7.0 or newer in *made. ordinal: CUDA's number of the device among those of
@@ -803,7 +801,7 @@ typedef struct adamant_report {
     size_t device_work_bytes;   /**< bytes read and written by passes */
     size_t device_up_bytes;     /**< bytes copied to the device */
     size_t device_down_bytes;   /**< bytes copied from the device */
-    /** Whether gradients were measured before the step. 0 if no option needs the norm (clipping by norm, dynamic loss
+    /** Whether gradients were measured before the step. 0 if nothing needs that (clipping by norm, dynamic loss
      * scaling, reduce, or skipping or zeroing of nonfinite gradients); gradients are then read only once, and
      * nonfinite_grads is 0. */
     int32_t measured;
@@ -972,8 +970,8 @@ typedef struct adamant_state_tensor {
     size_t struct_bytes; /**< size of this struct; set by the init function */
     const char* param;   /**< the parameter's name */
     const char* group;   /**< the name of its parameter group */
-    /** Address in the shard's array. Null without elements, and for split masters (ADAMANT_SPLIT_FLOAT32), which are
-     * not an array of the tensor's dtype, float32: adamant_state_read_tensor() copies them as such an array. */
+    /** Address in the shard's array. Null without elements, and for split masters (ADAMANT_SPLIT_FLOAT32), the tensor's
+     * dtype is float32, and adamant_state_read_tensor() joins them to it. */
     const void* data;
     size_t elements;           /**< number of elements */
     size_t begin;              /**< index of the first element in the parameter */
@@ -999,10 +997,10 @@ ADAMANT_C_API adamant_status adamant_state_read_tensor(const adamant_state* stat
 typedef struct adamant_tuned adamant_tuned;
 
 /** Reads a file of `adamant tune --save` or adamant_tuned_save() to *made, and checks that it is for this machine and
- * the same work: cores has the ranks, PUs, masks and GPUs (its sizes are ignored), types is a shard whose other
- * fields are ignored, and isa is the instruction set, which may be null as in adamant_executor_options. unavailable: no
- * such file, a result of another machine or other work, with each difference, and an unfinished result. corrupted: the
- * file does not contain a tuning result of this version. */
+ * the same work: cores has the ranks, PUs, masks and GPUs (its sizes are ignored), types is a shard of which only types
+ * count, and isa is the instruction set, which may be null as in adamant_executor_options. unavailable: no such file, a
+ * result of another machine or other work, with each difference, and an unfinished result. corrupted: the file does not
+ * contain a tuning result of this version. */
 ADAMANT_C_API adamant_status adamant_tuned_load(const char* path, const adamant_core_options* cores,
                                                 const adamant_shard* types, const char* isa, adamant_tuned** made);
 /** May be null. */
@@ -1043,7 +1041,7 @@ typedef struct adamant_tuning_options {
     const char* isa;     /**< as in adamant_executor_options; may be null */
     double deadline_s;   /**< 60; time limit of the whole search; the result is then marked as not finished */
     size_t elements;     /**< elements of each rank's arrays; 0: far more than fit in the machine's caches */
-    /** Share of the perfect speed-up, inversely proportional to the number of cores, that makes more cores worth using.
+    /** Share of the gain of perfect scaling that makes more cores worth using.
      * 0.25; in (0, 1]. */
     double worth;
     /** Confidence of a comparison of two numbers of cores. It takes `rounds` to most_rounds rounds, until the faster
@@ -1133,7 +1131,7 @@ typedef struct adamant_zenflow_options {
     double topk_ratio;      /**< 0.1; share of selected columns, from 0 to 1 */
     size_t select_interval; /**< 16; least number of steps between selections, which are in the first step of a window
                              */
-    size_t update_interval; /**< 4; steps in a window; 0: a window ends when the deferred gradients exceed auto_ratio
+    size_t update_interval; /**< 4; steps in a window; 0: a window ends when the deferred gradients reach auto_ratio
                                times the applied ones */
     double auto_ratio;      /**< 1; ratio of squared norms, for update_interval 0 */
     size_t max_deferred;    /**< 64; maximum of steps in a window, for update_interval 0 */
@@ -1194,7 +1192,7 @@ typedef struct adamant_zenflow_report {
     size_t deferred_stepped;  /**< elements whose deferred gradients are applied when the window ends */
     double waited_seconds;    /**< time of waiting for the deferred update of the previous window */
     double publish_seconds;   /**< time of publishing its weights */
-    /** Mean busy time of the executor's threads with the sums of the previous step (with a device). */
+    /** With a device: mean time of the executor's threads in sums of the previous step. */
     double sums_seconds;
     double deferred_seconds; /**< mean busy time with the deferred update of the previous window, if a window ended */
 } adamant_zenflow_report;
@@ -1217,10 +1215,10 @@ ADAMANT_C_API adamant_status adamant_zenflow_step_gradients(adamant_zenflow* zen
 /** Take a step whose gradients arrive one by one: open the step, submit or skip each param, and finish the step. One
  * thread at a time. values and both reports may be null. A submitted gradient must not change until the step is over.
  *
- * invalid argument: invalid values; no step is open, or one already; no such param; a param that was already submitted
- * or skipped, or, for adamant_zenflow_finish(), neither. adamant_zenflow_finish() also returns reduce failed, and
- * unavailable if a selection has too little device memory: the step stays open, and adamant_zenflow_abandon() abandons
- * it. device failed: see adamant_zenflow_place(); the step is over. */
+ * invalid argument: invalid values; no open step, or an open one; no such param; a param submitted or skipped twice,
+ * or, in adamant_zenflow_finish(), never. adamant_zenflow_finish() also returns reduce failed, and unavailable if a
+ * selection has too little device memory: the step stays open, and adamant_zenflow_abandon() abandons it. device
+ * failed: see adamant_zenflow_place(); the step is over. */
 ADAMANT_C_API adamant_status adamant_zenflow_begin_step(adamant_zenflow* zenflow, const adamant_step_values* values);
 ADAMANT_C_API adamant_status adamant_zenflow_submit(adamant_zenflow* zenflow, size_t param);
 ADAMANT_C_API adamant_status adamant_zenflow_skip(adamant_zenflow* zenflow, size_t param);
@@ -1252,7 +1250,7 @@ ADAMANT_C_API adamant_status adamant_zenflow_set_device_arrays(adamant_zenflow* 
  * when everything returns to the CPU and when the state is read. The device's handle may be freed.
  *
  * A step that ends with ADAMANT_DEVICE_FAILED has been rolled back by records on the device, and can be repeated;
- * weights of columns that were being selected may be the ones of the next publication. If only publishing failed, the
+ * weights of columns that were being selected may be new ones already. If only publishing failed, the
  * step has been applied, adamant_zenflow_get_position() counts it, and weights are published before any other work. If
  * the device does not recover within device_timeout_s, the error says that a state must be loaded.
  *

@@ -133,7 +133,7 @@ struct machine {
 /// @throws unavailable, invalid_argument  as machine_from_xml() and machine_from_synthetic() do.
 [[nodiscard]] machine read_machine(std::string const& file_or_description);
 
-/// Selects the cores of every rank on the host: the optimizer's, the host framework's, and why.
+/// Selects the cores of each rank on the host, for optimizer and host framework, with reasons.
 ///
 /// The result is in the order of ranks. A pure function, so ranks that call it separately agree; thread-safe. It
 /// guarantees, in order of priority:
@@ -146,8 +146,8 @@ struct machine {
 ///     most one as far as the nodes have cores. With fewer ranks than nodes, all cores are assigned.
 ///   - Among the remaining assignments it selects the one with the optimizers nearest to their GPUs: the least sum over
 ///     ranks of the mean distance of the optimizer's cores, which is 0 near the GPU, 1 in its package, 2 elsewhere. A
-///     rank without a GPU has no preference. With fewer ranks than nodes, the optimizers first use the fewest nodes,
-///     summed over ranks. The result is then the best for its numbers of cores. If that takes a search of more than
+///     rank without a GPU has no preference. With fewer ranks than nodes, it first minimizes the optimizers' nodes,
+///     summed over ranks. It is then the best with these core counts of ranks. If that takes a search of more than
 ///     milliseconds (on some machines of 8 or more nodes), or if a node's cores differ in distance to a GPU, it is a
 ///     local optimum: no exchange of cores between two ranks improves it.
 ///   - Ties are resolved by assigning ranks in the order of the machine.

@@ -39,8 +39,8 @@ struct placement {
     std::size_t cpu_elems = 0;       ///< elements that the CPU updates
     std::size_t device_elems = 0;    ///< elements that the device updates
     double ratio_asked = 1;          ///< the ratio that was requested
-    /// Whether a memory limit did not allow the requested ratio; the placement is then the nearest allowed one. Not set
-    /// if a limit only excluded the nearest cut or set of shards; compare ratio() with ratio_asked for that.
+    /// Whether a memory limit did not allow the requested ratio; the placement is then the nearest allowed one. Unset
+    /// if limits allow the ratio but not the nearest cut or shards; compare ratio() with ratio_asked for that.
     bool limited = false;
     /// Whether no other placement of this kind, in this order and within the limits, is nearer to the ratio. False only
     /// for whole shards with sizes so different that the search could not try all of their sums; the placement is then
@@ -183,15 +183,15 @@ struct device_pass {
 };
 
 /// An optimizer's pieces on one device, with memory for records of all their blocks, or without records. Functions
-/// enqueue in the stream work unless stated otherwise. Blocks are numbered over all pieces in order.
+/// enqueue in stream `work` unless stated otherwise. Blocks are numbered over all pieces in order.
 ///
 /// The passes change a block like those on the CPU, to the same bits: see block_pass. The differences:
 ///   - A part with records has memory for the record of every block. A part without records gets no speculate, redo and
 ///     rollback passes and no keep_records.
 ///   - measure and compare write sums of squares to the results. If a gradient has changed so that its record cannot
 ///   roll
-///     back the step, compare writes a sum that differs. Records that are copies can always roll it back.
-///   - rollback rounds the params that it restores to weight_out.
+///     back the step, compare writes another sum. Records that are copies can always roll it back.
+///   - rollback rounds the restored params to weight_out.
 class device_part {
 public:
     virtual ~device_part() = default;
@@ -204,15 +204,15 @@ public:
     /// Invalidates the records of earlier work for all work that is enqueued from now on. Enqueues nothing and cannot
     /// fail, so that no later step uses records of an old one.
     virtual void forget_records() noexcept = 0;
-    /// Enqueues in the stream down, after all work so far: for each block, writes the sums of squares of the last
+    /// Enqueues in stream `down`, after all work so far: for each block, writes the sums of squares of the last
     /// measuring pass, and whether there is a record (0 or 1). The spans have all blocks, and must live until that
     /// stream has finished.
     virtual void fetch(std::span<grad_squares> squares, std::span<std::uint8_t> recorded) = 0;
 };
 
 /// A device. Functions that enqueue may be called from any thread, also concurrently; they return immediately and throw
-/// only bad_alloc. If enqueued work fails, all later work in all streams is skipped until reset(), so finished work is
-/// known, and waiting throws a device_error that names the failed work.
+/// only bad_alloc. If enqueued work fails, all later work in all streams is skipped until reset(), so what finished is
+/// known; waiting throws a device_error that names the failed work.
 ///
 /// In a forked child process, functions that may throw throw unavailable, release() does nothing and reset() returns
 /// false; destructors leak the device's resources.
@@ -245,7 +245,7 @@ public:
     virtual void release(device_ptr memory) noexcept = 0;
 
     /// Enqueues a copy from host memory in the stream up. Host memory must live until the stream has finished the copy.
-    /// Copies of memory that is not pinned() are slower, and a copy down to it may block until the stream reaches it.
+    /// Copies of memory that is not pinned() are slower, and copy_down() to it may block until its turn comes.
     virtual void copy_up(device_ptr dst, void const* src, std::size_t bytes) = 0;
     /// Enqueues a copy to host memory in the stream down.
     virtual void copy_down(void* dst, device_ptr src, std::size_t bytes) = 0;
@@ -277,7 +277,7 @@ public:
     /// it. Throws unavailable.
     [[nodiscard]] virtual std::shared_ptr<std::byte> pinned(std::size_t bytes) = 0;
 
-    /// Creates an optimizer's part of this device, which must outlive it. The caller has checked the pieces. Throws as
+    /// Creates an optimizer's part; this device must outlive it. The caller has checked the pieces. Throws as
     /// allocate() does.
     [[nodiscard]] virtual std::unique_ptr<device_part> make_part(std::vector<device_piece> pieces,
                                                                  bool with_records) = 0;

@@ -23,7 +23,7 @@ struct slice {
     [[nodiscard]] std::size_t size() const noexcept { return end - begin; }
 };
 
-/// Division of n elements into chunks of whole granules, whose sizes differ by at most one granule.
+/// Division of n elements into chunks of whole granules. Chunks differ by at most one granule.
 struct chunking {
     std::size_t n = 0;      ///< number of elements
     std::size_t chunks = 1; ///< number of chunks
@@ -35,10 +35,10 @@ struct chunking {
         return {first_element(begin), end == chunks ? n : first_element(end)};
     }
     /// Elements that a thread starts with, every time. The ranges of all threads are disjoint, in order and cover all
-    /// elements. They differ in size by at most a granule, or by a chunk if n has too few granules for that.
+    /// elements. They differ by at most a granule, or by a chunk if chunks cannot be shared out evenly.
     [[nodiscard]] constexpr slice home(unsigned thread) const noexcept
     {
-        std::size_t const most = chunks / threads; // no product, which could overflow
+        std::size_t const most = chunks / threads; // a product could overflow
         std::size_t const longer = chunks % threads;
         std::size_t const begin = thread * most + std::min<std::size_t>(thread, longer);
         return elements(begin, begin + most + (thread < longer));
@@ -55,7 +55,7 @@ private:
 
 /// Default limit of a chunk: with larger chunks other threads would wait for the last one.
 inline constexpr std::size_t default_max_chunk_elems = 65536;
-/// Smallest such limit. Little work is divided into smaller chunks.
+/// Smallest such limit; a small n is cut into smaller chunks.
 inline constexpr std::size_t min_chunk_elems = 4096;
 
 /// Divides n elements among up to `threads` threads of at least min_slice_elems (at least 1) each. A thread gets about
@@ -157,8 +157,8 @@ public:
         return cut.threads;
     }
 
-    /// Calls work(slice) in each thread for the elements that it starts with in for_each_slice(), to touch memory first
-    /// where it will be used. No stealing. Throws as for_each_slice().
+    /// Calls work(slice) in each thread for its first elements in for_each_slice(), so that the thread that uses memory
+    /// touches it first. No stealing. Throws as for_each_slice().
     template <class Work>
     ADAMANT_ALWAYS_INLINE void for_each_owned_slice(std::size_t n, Work const& work) const
     {

@@ -56,7 +56,7 @@ struct memory_options {
 struct memory_report {
     std::size_t bytes = 0;                         ///< requested
     std::size_t mapped_bytes = 0;                  ///< whole pages
-    page_kind pages = page_kind::transparent;      ///< page size; measure_placement() measures the huge part
+    page_kind pages = page_kind::transparent;      ///< page size; measure_placement(): how much is huge
     memory_binding binding = memory_binding::none; ///< as read back from the kernel
     node_set nodes = {};                           ///< NUMA nodes that hold the pages
     std::string notes = {};                        ///< requests that could not be met, with reasons, joined by "; "
@@ -64,7 +64,7 @@ struct memory_report {
 
 namespace detail {
 
-// With an inaccessible page on either side. These catch writes past the ends, and keep the kernel from joining the
+// A mapping between two inaccessible pages. These catch writes past the ends, and keep the kernel from joining the
 // mapping to a neighbour, whose huge pages would count as ours.
 struct unmap {
     std::size_t bytes = 0;
@@ -77,8 +77,8 @@ using unique_mapping = std::unique_ptr<std::byte, unmap>;
 
 /// Owns zero-filled memory in huge pages and on chosen NUMA nodes. The constructor does not touch it: each thread calls
 /// touch() for its part, and the kernel allocates pages by the binding, or else near that thread. A request that cannot
-/// be met is a note in the report, or an error if it was required; both come before the first touch, where a lack of
-/// memory would be a signal. Meant for few, large arrays.
+/// be met is a note in the report, or an error if it was required; both come before the first touch, where lack of
+/// memory ends in a signal. Meant for few, large arrays.
 ///
 /// Movable; a moved-from block is empty. Threads may use different parts concurrently. After fork() the child shares
 /// the pages until either process writes; with hugetlb the child may then get SIGBUS, because nothing is reserved for

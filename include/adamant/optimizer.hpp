@@ -41,19 +41,19 @@ struct shard_to_add {
 
 /// Adam or AdamW over parameter groups. The caller owns all arrays.
 ///
-/// Add groups and shards and call prepare(). Then, for every batch, call step(), or begin_step(), submit() for each
-/// shard when its gradient is ready, and finish(). Both give the same bits, for any order, number of threads and
+/// Add groups and shards and call prepare(). For every batch call step(); or call begin_step(), submit() for each
+/// shard whose gradient is ready, then finish(). Both give the same bits, for any order, number of threads and
 /// journal budget.
 ///
 /// The norm adds the sums of blocks of norm_block_elems elements exactly. A model has the same norm for any order of
 /// shards, any number of ranks, and any shard boundaries at multiples of norm_block_elems. If nothing needs the norm,
 /// gradients are read once (see optimizer_report::measured).
 ///
-/// Before the first step weight_out must hold the rounded params, because a rollback restores them.
+/// Initialize weight_out with the rounded params: a rollback recomputes it from param.
 ///
-/// A step() over few elements, or of an executor without a team, runs in the calling thread. begin_step(), step_async()
-/// and steps with a device use the executor's team. If the executor has no team, a single unbound worker thread is
-/// created.
+/// A step over few elements, and a step() of an executor without a team, run in the calling thread. begin_step(),
+/// step_async() and steps with a device otherwise use the executor's team. If the executor has no team, a single
+/// unbound worker thread is created.
 ///
 /// Thread safety: call submit(), skip() and set_gradient() from any thread except the team's, also concurrently; call
 /// everything else from one thread at a time. Gradients must not change between submit() and the end of finish(). The
@@ -61,8 +61,8 @@ struct shard_to_add {
 /// traps.
 ///
 /// Errors: if a call throws, the optimizer is unchanged unless the function says otherwise. In a forked child process
-/// every call that needs the team throws unavailable; if work was in flight at the fork, every call except const ones
-/// does. The destructor does not wait there and leaks what threads were working on.
+/// every call that needs the team throws unavailable; if work was in flight at the fork, every non-const call
+/// throws it. The destructor does not wait there and leaks what threads were working on.
 ///
 /// Movable. A moved-from optimizer may only be destroyed or assigned to.
 class optimizer {
@@ -70,9 +70,9 @@ public:
     /// Uses the threads of the executor.
     /// @throws invalid_argument for impossible options
     explicit optimizer(executor const& cpu, optimizer_options options = {});
-    /// Moves the optimizer; the moved-from one may only be destroyed.
+    /// Moves the optimizer; the moved-from one may only be destroyed or assigned to.
     optimizer(optimizer&& other) noexcept;
-    /// Moves the optimizer; the moved-from one may only be destroyed.
+    /// Moves the optimizer; the moved-from one may only be destroyed or assigned to.
     optimizer& operator=(optimizer&& other) noexcept;
     /// Waits for a step in flight. Rolls back a step that was begun and not finished, if abandon() could; otherwise
     /// submitted shards stay updated.
@@ -101,8 +101,8 @@ public:
     /// @throws invalid_argument as add_group() does, and during a step
     void set_hyperparameters(group_id group, hyperparameters const& hyper);
 
-    /// Adds a shard and returns its number. Makes the last step final. Overlaps between shards are found before the
-    /// next write.
+    /// Adds a shard and returns its number. Makes the last step final. prepare() or the next step reports
+    /// shards that overlap.
     /// @throws invalid_argument for an unknown group, a place outside the parameter or in another of its shards, a name
     ///         that is empty or not UTF-8, an accumulator of another size or type, and arrays of the shard that overlap
     shard_id add_shard(shard_to_add added);
@@ -119,7 +119,7 @@ public:
     std::optional<shard_id> find_shard(std::string_view name, std::size_t begin = 0) const;
     /// Uses another gradient buffer of the same size and type from now on. Call it between steps, or in an open step
     /// before the submit() of the shard; from any thread. Allocates nothing after prepare(). rollback() reads the
-    /// buffer that is set then, so set the one of the step first.
+    /// current buffer: first set the buffer of that step.
     /// @throws invalid_argument for a null pointer with elements, memory that a step writes, a submitted shard, and a
     /// shard
     ///         with a gradient on a device
@@ -154,12 +154,12 @@ public:
 
     // ---- A device beside the CPU
 
-    /// Moves a part of the shards to a device, back, or between them. From the next step on the device updates its
+    /// Moves parts of shards to a device, back, or to another one. From the next step on the device updates its
     /// pieces while the CPU updates the others, with the same bits for every placement. Compute the placement with
     /// split() from shard_sizes(). A null device moves everything back.
     ///
     /// The device then holds the only current copy of its state: the shards' own arrays are stale until
-    /// update_host_arrays(), state() or a move back (their pages may be released until then). Shards that are added
+    /// update_host_arrays(), state() or a move back (you may release their pages until then). Shards that are added
     /// later belong to the CPU. Makes the last step final. The device needs memory for the new pieces beside the old
     /// ones: a piece whose boundaries change is allocated anew.
     ///
@@ -168,15 +168,15 @@ public:
     /// that does not answer rolls back later, before it is used again; keep the gradients of that step until then.
     ///
     /// @throws invalid_argument for a placement of other shards, and if the device has shards of another optimizer;
-    ///         device_error and unavailable if the device fails or lacks memory. Then nothing has moved. What prepare()
-    ///         throws comes after the move.
+    ///         device_error and unavailable if the device fails or lacks memory. Then nothing has moved. Errors of
+    ///         prepare() come after the move.
     void place(std::shared_ptr<device> on, placement const& where);
     /// Sizes of the shards in elements, by number, for split().
     [[nodiscard]] std::vector<std::size_t> shard_sizes() const;
     /// Bytes that the pieces of this placement take on the device.
     [[nodiscard]] std::size_t device_bytes(device const& on, placement const& where) const;
-    /// Says that the gradient of the shard is made on the device that place() is given next and that its weights are
-    /// needed there, in the caller's arrays in device memory, until place(nullptr, ...). Without it both are in host
+    /// Names the caller's arrays for the shard's gradient and weights on the device that place() is given next. Valid
+    /// until place(nullptr, ...). Without it both are in host
     /// memory. See device_arrays.
     /// @throws invalid_argument after place(), and for a missing array
     void set_device_arrays(shard_id shard, device_arrays const& arrays);
@@ -189,12 +189,13 @@ public:
     optimizer_report step(step_values const& values = {});
 
     /// Runs a step with gradients[i] as the gradient of shard i, as set_gradient() would; a null pointer skips the
-    /// shard. Throws what these and step() throw; then state is unchanged, but gradients may be set.
+    /// shard. Throws as set_gradient() and step() do; state is then unchanged, gradients may be set.
     optimizer_report step_gradients(std::span<void const* const> gradients, step_values const& values = {});
 
     /// Opens a step. The first call allocates, unless prepare() was called.
     void begin_step(step_values const& values = {});
-    /// Marks the gradient of the shard as ready. Workers start on it immediately; does not block.
+    /// Marks the gradient of the shard as ready. Workers start on it immediately, and the call does not block; with few
+    /// elements the call does the work.
     /// @throws invalid_argument if no step is open, or for a submitted or skipped shard; then nothing has changed. With
     /// a
     ///         device any other error fails the step: finish() then rolls it back and throws device_error
@@ -203,8 +204,8 @@ public:
     void submit(shard_id shard, void const* grad);
     /// Says that the shard has no gradient in this step. Its accumulated gradients are discarded.
     void skip(shard_id shard);
-    /// Waits for submitted shards and completes the step: it is committed, rolled back and done again with the clip
-    /// coefficient, or skipped.
+    /// Waits for submitted shards and completes the step: commits it, repeats it with the clip coefficient after a
+    /// rollback, or skips it.
     /// @throws invalid_argument for a shard that is neither submitted nor skipped, and what options.reduce throws; the
     /// step
     ///         then stays open: call finish() again, or abandon()
@@ -214,9 +215,10 @@ public:
     ///         reduce) can be rolled back only with keep_last_step
     void abandon();
 
-    /// Rolls back the last step, which must have been applied with keep_last_step. The step must not be final: since
-    /// then no step was begun, no gradient accumulated, no group or shard added or removed, nothing placed, no step
-    /// count or loss scaler set, no state loaded. The gradients must be unchanged, which a checksum verifies.
+    /// Rolls back the last step, which must have been applied with keep_last_step. The step must not be final. It
+    /// becomes final when a step is begun, a gradient accumulated or accumulated gradients discarded, a group or shard
+    /// added or removed, place() called, a step count or loss scaler set, or a state loaded. The gradients must be
+    /// unchanged, which a checksum verifies.
     ///
     /// Restores every bit of param, exp_avg and exp_avg_sq, the step count and the loss scale, and computes weight_out
     /// from param. Accumulators hold the same micro-steps as before the step: submit the last gradient again to repeat
@@ -229,14 +231,14 @@ public:
 
     /// Adds the gradient of the shard to its accumulator: for every micro-step except the last, whose gradient the step
     /// adds. Returns when it is done, so the gradient's memory may be reused. The first micro-step after a step
-    /// overwrites the accumulator. The sum is not divided: let loss_scale count the micro-steps. Makes the last step
+    /// overwrites the accumulator. To average, multiply loss_scale by the number of micro-steps. Makes the last step
     /// final.
     /// @throws invalid_argument for a shard without an accumulator, or one that was submitted
     void accumulate(shard_id shard);
     /// Discards accumulated gradients. Makes the last step final.
     void clear_accumulators();
 
-    /// A step that the team's threads run. Refers to the optimizer, also after it was moved.
+    /// A step that the team's threads run. Stays valid when the optimizer is moved.
     class ticket {
     public:
         /// Whether the step is over. Does not block.

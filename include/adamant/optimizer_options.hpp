@@ -28,7 +28,7 @@ struct loss_scaling_options {
     double growth_factor = 2;             ///< at least 1
     double backoff_factor = 0.5;          ///< in (0, 1]
     std::uint32_t growth_interval = 2000; ///< steps in a row without an overflow, at least 1
-    /// Overflows since the scale last grew until it shrinks (DeepSpeed's hysteresis); at least 1.
+    /// The n-th overflow since growth is the first to shrink it (DeepSpeed's hysteresis); at least 1.
     std::uint32_t hysteresis = 1;
     double min_scale = 1;      ///< smallest scale
     double max_scale = 0x1p32; ///< larger ones gain nothing
@@ -61,7 +61,8 @@ void validate(loss_scaling_options const& options);
 
 // ---- Values of one step, and its report
 
-/// What happens to a step with infinities or NaNs in its gradients. They are always counted and reported.
+/// What happens to a step with infinities or NaNs in its gradients. They are counted and reported if gradients are
+/// measured (see optimizer_report::measured).
 enum class nonfinite_policy : std::uint8_t {
     skip,  ///< nothing changes, as is usual with dynamic loss scaling
     zero,  ///< those elements count as zeros
@@ -105,7 +106,7 @@ struct device_report {
 struct optimizer_report {
     std::uint64_t step = 0;                       ///< the number of this step, whether it was applied or skipped
     step_outcome outcome = step_outcome::applied; ///< applied or skipped
-    bool speculated = false;                      ///< something was stepped before its norm was known
+    bool speculated = false;                      ///< something was stepped before the norm was known
     bool rolled_back = false;                     ///< and was rolled back, because it had to be clipped or skipped
     double loss_scale = 1;                        ///< the loss scale of this step
     /// Whether gradients were measured before the update: false if nothing needs it: no clipping by norm, no dynamic
@@ -123,20 +124,20 @@ struct optimizer_report {
         std::size_t index; ///< index of the element in the shard
     };
     std::optional<place> first_nonfinite = {}; ///< absent: none in this process
-    std::size_t elements = 0;                  ///< stepped, on both sides
+    std::size_t elements = 0;                  ///< stepped, CPU and device
     double ratio = 1;                          ///< the share of them that the CPU has stepped
     double cpu_busy_s = 0;                     ///< how long its threads have worked, on average
     device_report device;                      ///< the device's part
-    std::size_t shards_waited = 0; ///< for the norm: finish() was called first, or the journal's budget used up
+    std::size_t shards_waited = 0; ///< for the norm: not stepped before finish(), or the journal's budget was used up
     std::size_t journal_bytes = 0; ///< of records written
     double seconds = 0;            ///< from its beginning to its end, with the time that gradients took to arrive
-    step_phase gradients;          ///< until the norm was known: with what was stepped as gradients arrived
+    step_phase gradients;          ///< until the norm was known, speculative updates included
     step_phase update;             ///< after that: the step, the rest of it, or the rollback
     /// Bytes read and written by gradients and update.
     [[nodiscard]] std::size_t bytes_moved() const noexcept;
     isa tier = isa::scalar; ///< instruction set
     unsigned threads = 0;   ///< threads that did the work
-    std::string_view pus;   ///< that the threads are bound to, as a list; the optimizer's memory
+    std::string_view pus;   ///< list of PUs the threads are bound to; valid with the optimizer
     double cpu_quota = 0;   ///< executor::cpu_quota(): fewer CPUs than threads make steps slow
 };
 
@@ -146,16 +147,14 @@ struct optimizer_report {
 /// and shard numbers do not convert to each other.
 struct group_id {
     std::size_t index = 0; ///< position in the optimizer
-    ADAMANT_ALWAYS_INLINE constexpr group_id(std::size_t number) noexcept
-        : index(number) {} ///< NOLINT: meant to convert
+    ADAMANT_ALWAYS_INLINE constexpr group_id(std::size_t number) noexcept : index(number) {} // NOLINT: meant to convert
     /// Compares all members.
     friend bool operator==(group_id, group_id) = default;
 };
 /// Number of a shard, from 0 in the order of add_shard().
 struct shard_id {
     std::size_t index = 0; ///< position in the optimizer
-    ADAMANT_ALWAYS_INLINE constexpr shard_id(std::size_t number) noexcept
-        : index(number) {} ///< NOLINT: meant to convert
+    ADAMANT_ALWAYS_INLINE constexpr shard_id(std::size_t number) noexcept : index(number) {} // NOLINT: meant to convert
     /// Compares all members.
     friend bool operator==(shard_id, shard_id) = default;
 };
@@ -177,12 +176,12 @@ struct shard_place {
     std::size_t begin = 0; ///< the shard's first element in it, in row-major order
 };
 
-/// Whether begin_step() updates shards before the norm is known. Changes no bit of a result.
+/// Whether submit() updates shards before the norm is known. Changes no bit of a result.
 enum class speculation : std::uint8_t {
-    automatic, ///< until finish() is called, unless most of the last eight steps had to be rolled back. What finish()
-               ///< finds unstepped waits for the norm, which is near then, except where every step leaves a record
-               ///< (keep_last_step, or a device)
-    always,    ///< all of them
+    automatic, ///< until finish() is called, unless most of the last eight steps had to be rolled back. After
+               ///< that, shards wait for the norm, which is known soon; with keep_last_step or a device they are
+               ///< still updated immediately
+    always,    ///< all of them, also after finish() is called
     never,     ///< submit() only measures
 };
 
@@ -194,19 +193,20 @@ struct optimizer_options {
     /// Dynamic loss scaling; absent: the scale is in the step_values, or 1.
     std::optional<loss_scaling_options> loss_scaling = {};
     speculation speculate = speculation::automatic; ///< when shards are updated before the norm is known
-    /// Limit of the memory for records, from which steps are rolled back. Never more than the records of one step is
+    /// Limit of the memory for records, from which steps are rolled back. At most the records of one step are
     /// allocated. A record takes, in bytes an element, by the types of param and moments:
     ///
-    /// - float32, moments float32: 2 in a first step, 2.1 to 2.3 in ordinary training, at most 14; 12 on the
-    ///   tiers scalar and, on x86, generic
+    /// - float32 or split_float32, moments float32: 2 in a first step, 2.1 to 2.3 in training, 14 at most; 12 with tier
+    ///   scalar, or generic on x86
     /// - float32, moments bfloat16: 8
     /// - float32, one moment of each type: 10
     /// - 16 bits, moments float32: 10
     /// - 16 bits, one moment of each type: 8
     /// - 16 bits, moments bfloat16: 6
-    /// plus an eighth and some KiB a thread for pages that are not full. Absent: 3 bytes an element with
-    /// float32 throughout and the state's bytes with other types; with keep_last_step, the most that records can take.
-    /// A block that finds the budget used up waits for the norm.
+    /// - other types: the bytes of param and moments
+    /// plus an eighth and some KiB a thread for pages that are not full. Absent: 3 bytes an element with the types of
+    /// the first line (on tiers with 12, the state's bytes) and the state's bytes with other types; with
+    /// keep_last_step, the most that records can take. A block that finds the budget used up waits for the norm.
     std::optional<std::size_t> journal_budget_bytes = {};
     bool keep_last_step = false; ///< for rollback()
     /// Seconds that a device may take for its part of a step before it counts as not answering.
@@ -219,9 +219,9 @@ struct optimizer_options {
     /// MPI_Allreduce(MPI_IN_PLACE, words.data(), words.size(), MPI_INT64_T, MPI_SUM, comm) does. Integer
     /// addition is exact, so all ranks get the norm of one process with all gradients, if shard boundaries are
     /// multiples of norm_block_elems. Called once in every step, by finish() or step(), or for step_async() in a thread
-    /// of the team. May throw. Invalid words, or words below this process's own, throw invalid_argument. After either,
-    /// step() and step_async() have changed nothing, and the step of finish() stays open: call finish() again, or
-    /// abandon().
+    /// of the team. May throw. Invalid words, or words below this process's own, throw invalid_argument. If reduce
+    /// fails, step() and step_async() have changed nothing, and the step of finish() stays open: call finish() again,
+    /// or abandon().
     std::function<void(std::span<std::int64_t, squares_total::word_count> words)> reduce = {};
     /// For engines that copy new weights while other shards are still being updated. Called whenever elements [begin,
     /// end) of a shard have new weights: usually once a step for a whole shard; again after a rollback, or if a shard

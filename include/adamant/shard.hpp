@@ -58,9 +58,9 @@ ADAMANT_BEGIN_INLINE_NAMESPACE
 ///   grad        read                                            float, bfloat16, float16
 ///   exp_avg     first moment, read and written; start at 0      float, bfloat16, quantized8
 ///   exp_avg_sq  second moment, read and written; start at 0     float, bfloat16, quantized8 if exp_avg is
-///   weight_out  the new weights rounded to 16 bits, written     bfloat16, float16, or void: none; needs a float param
+///   weight_out  the new weights rounded to 16 bits, written     void: none; with a float param bfloat16, float16
 /// With a split_float32 param, weight_out is bfloat16, read and written; see split_masters(). quantized8 moments are
-/// arrays of (n + 63) / 64 groups; zero bytes are zeros.
+/// arrays of (n + 63) / 64 groups; all-zero bytes are 0.
 template <param_storage Param, element_type Grad, moment_type ExpAvg, second_moment_type<ExpAvg> ExpAvgSq = ExpAvg,
           weight_out_type<Param> WeightOut = void>
 class shard {
@@ -181,8 +181,8 @@ public:
 
     /// Number of elements.
     [[nodiscard]] std::size_t size() const noexcept { return size_; }
-    /// The same shard as part of a parameter, on which stochastic rounding depends; default: elements 0 to size() of
-    /// parameter 0. An optimizer uses the names and positions that it was given instead.
+    /// The same shard at this place in a parameter; stochastic rounding uses it. Default: the start of parameter
+    /// number 0. An optimizer uses the names and positions that it was given instead.
     [[nodiscard]] any_shard at(place_in_param const& place) const noexcept
     {
         any_shard placed = *this;
@@ -193,7 +193,7 @@ public:
     [[nodiscard]] kernel::step_pointers const& pointers() const noexcept { return pointers_; }
     /// The format.
     [[nodiscard]] shard_format const& format() const noexcept { return *format_; }
-    /// The array that `which` names. Reads no other pointer, so a gradient may be replaced while threads use the rest.
+    /// The array that `array` names. Reads no other pointer, so a gradient may be replaced while threads use the rest.
     [[nodiscard]] std::byte* data(shard_array::index array) const noexcept
     {
         switch (array) {
@@ -234,7 +234,7 @@ public:
         : any_shard(optimizer_format<Param, Grad, ExpAvg, ExpAvgSq, WeightOut>(), of.pointers(), of.size())
     {
     }
-    /// Of types known at run time. In a header-only program use a format of optimizer_format().
+    /// For run-time types. Header-only programs: the format must come from optimizer_format().
     ADAMANT_ALWAYS_INLINE explicit optimizer_shard(any_shard const& of) noexcept : any_shard(of) {}
 };
 
@@ -257,13 +257,13 @@ public:
     template <array_range Range>
         requires sum_type<std::remove_cvref_t<detail::element_of<Range>>>
             ADAMANT_ALWAYS_INLINE accumulator_array(Range&& array)
-    noexcept ///< NOLINT: meant to convert
+    noexcept // NOLINT: meant to convert
         : accumulator_array(std::data(array))
     {
         size_ = std::size(array);
     }
 
-    /// The array that `which` names.
+    /// The array; null: none.
     [[nodiscard]] void* data() const noexcept { return data_; }
     [[nodiscard]] dtype type() const noexcept { return type_; } ///< none: there is no array
     /// Number of elements, if known; it must then be that of the shard.

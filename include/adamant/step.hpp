@@ -19,7 +19,7 @@ ADAMANT_BEGIN_NAMESPACE
 
 /// Returns the sum of squares and the number of non-finite elements of n elements of any alignment, in one pass. Block
 /// sums (see norm_block_elems) are added exactly and rounded once, so the result has the same bits for any instruction
-/// set and number of threads. Loss scales are up to the caller. Allocates nothing. Thread-safe.
+/// set and number of threads. Does not undo a loss scale. Allocates nothing. Thread-safe.
 /// @throws invalid_argument for a null pointer with n > 0
 [[nodiscard]] grad_squares sum_of_squares(executor const& cpu, float const* grad, std::size_t n);
 [[nodiscard]] grad_squares sum_of_squares(executor const& cpu, bfloat16 const* grad, std::size_t n);
@@ -68,7 +68,7 @@ struct step_report {
 };
 
 /// From this many elements on, weight_out is written with streaming stores, because a cache would read each line before
-/// it is overwritten. A smaller one may be read from the cache next.
+/// it is overwritten. A smaller array may be read from cache next.
 inline constexpr std::size_t stream_weight_out_from_elems = std::size_t{1} << 22;
 
 /// Runs one step of Adam or AdamW in place on every element of the shard; reference::update is the formula. The result
@@ -87,7 +87,7 @@ step_report step(executor const& cpu, any_shard const& shard, hyperparameters co
 /// @throws invalid_argument if there are fewer, before anything is written; otherwise as above
 step_report step(executor const& cpu, shard_list const& shards, std::span<coefficients const> group_coefficients);
 
-/// The same from hyperparameters, the same for all groups.
+/// As above, with one set of hyperparameters for all.
 step_report step(executor const& cpu, shard_list const& shards, hyperparameters const& hyper, std::uint64_t step_number,
                  grad_scaling const& scaling = {});
 

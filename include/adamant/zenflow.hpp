@@ -27,7 +27,7 @@ ADAMANT_BEGIN_NAMESPACE
 /// Which columns compete for selection.
 enum class selection_scope : std::uint8_t {
     each_param, ///< each matrix has its own share
-    all_params, ///< one share of all elements; a column competes by its score for each element of it
+    all_params, ///< one share of all elements; columns compete by their score per element
 };
 
 /// What zenflow_options::reduce_columns computes over ranks.
@@ -51,8 +51,8 @@ struct zenflow_options {
     double auto_ratio = 1;
     std::size_t max_deferred = 64;       ///< most steps in a window with an automatic interval
     std::size_t full_warm_up_rounds = 0; ///< number of plain steps before ZenFlow begins
-    /// Whether deferred gradients are applied during the next window and its weights are published at the end of that;
-    /// otherwise immediately. Changes when weights are seen, not how they are computed.
+    /// Whether deferred gradients are applied during the next window, and the weights published at its end; otherwise
+    /// immediately. Changes when weights are seen, not how they are computed.
     bool overlap = true;
     /// For matrices whose rows are sharded over ranks: replaces each number by its sum or maximum over all ranks, as
     /// MPI_Allreduce(MPI_IN_PLACE, numbers.data(), numbers.size(), MPI_INT64_T, MPI_SUM or MPI_MAX, comm) does. Called
@@ -158,7 +158,7 @@ struct delete_zenflow_core {
 ///
 /// The state of a matrix is stored by columns: param, exp_avg, exp_avg_sq and weight_out of the shard hold all rows of
 /// the first column, then those of the next. A column is contiguous, so it can be updated, counted and moved on its
-/// own. Its gradient and weights are row-major, as in the model: the shard's grad, and `weights`, of the type of
+/// own. Gradient and weights are row-major, as in the model: the shard's grad, and `weights`, of the type of
 /// weight_out, or of param if there is none. 8-bit moments are in groups of 64 rows of a column, so the number of rows
 /// is a multiple of 64.
 ///
@@ -174,12 +174,12 @@ struct zenflow_param {
     shard_place place = {};
 };
 
-/// Adam or AdamW over parameter groups with deferred updates (docs/zenflow.md), exactly.
+/// Adam or AdamW over parameter groups with exact deferred updates (docs/zenflow.md).
 ///
 /// A step takes the norm of the whole gradient, clips and skips as optimizer does. It updates each selected column and
 /// adds the gradient of every other column, scaled and clipped, to its sum. At the end of a window (see
 /// zenflow_options) each column that was not selected takes one update with its sum times float(1 / number of its
-/// steps) and the hyperparameters of the step that ends the window. With overlap idle threads of the executor do that,
+/// steps) and the hyperparameters of the step that ends the window. With overlap, idle executor threads do that,
 /// and the weights are published at the end of the next window. A newly selected column takes its deferred update
 /// first, and its weights are published immediately.
 ///
@@ -197,10 +197,10 @@ struct zenflow_param {
 /// weight_out of deferred columns, never weights. The caller's floating-point mode and traps have no effect and do not
 /// change.
 ///
-/// Errors: if a call throws, the optimizer is unchanged. After step() throws, nothing is copied between the caller's
-/// arrays and a device, unless the device does not answer. In a forked child process steps, flush(), place() and load()
-/// throw unavailable; if work was in flight at the fork, every call except const ones does. The destructor does not
-/// wait there and leaks what threads were working on.
+/// Errors: if a call throws, the optimizer is unchanged. After step() throws, no copy between the caller's arrays and a
+/// device runs, unless the device does not answer. In a forked child process steps, flush(), place() and load() throw
+/// unavailable; if work was in flight at the fork, every call except const ones does. The destructor does not wait
+/// there and leaks what threads were working on.
 class zenflow_optimizer {
 public:
     /// Uses the threads of the executor.
@@ -291,8 +291,7 @@ public:
     // ---- State
 
     /// Finishes background work and publishes its weights now, for example before an evaluation or at the end of
-    /// training. Deferred sums stay. A run with a flush() has other weights in the rest of a window than one without,
-    /// and other bits.
+    /// training. Deferred sums stay. A flush() changes the weights in the rest of a window, and so the bits of the run.
     void flush();
 
     [[nodiscard]] std::uint64_t steps() const noexcept; ///< number of applied steps
@@ -310,13 +309,13 @@ public:
     /// Returns the state, also in the middle of a window, as views of the arrays, which the next call may change.
     /// Finishes background work, which changes no bit.
     [[nodiscard]] zenflow_state state();
-    /// Loads the states of all ranks that saved, in any order and with any row boundaries, of an optimizer with the
-    /// same params and types and any other options. The selection stays until the next one is due.
+    /// Loads the state of an optimizer with the same params and types and any other options. The selection stays until
+    /// the next one is due.
     /// @throws invalid_argument if something is missing or has other types, with nothing changed; and what reading a
     /// file
     ///         throws: steps are then refused until a load() succeeds
     void load(zenflow_state const& from);
-    /// Loads the states that all ranks saved.
+    /// Loads the states that all ranks saved, in any order and with any row boundaries.
     void load(std::span<zenflow_state const> from_all_ranks);
 
 private:
