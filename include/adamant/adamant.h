@@ -997,10 +997,10 @@ ADAMANT_C_API adamant_status adamant_state_read_tensor(const adamant_state* stat
 typedef struct adamant_tuned adamant_tuned;
 
 /** Reads a file of `adamant tune --save` or adamant_tuned_save() to *made, and checks that it is for this machine and
- * the same work: cores has the ranks, PUs, masks and GPUs (its sizes are ignored), types is a shard of which only types
- * count, and isa is the instruction set, which may be null as in adamant_executor_options. unavailable: no such file, a
- * result of another machine or other work, with each difference, and an unfinished result. corrupted: the file does not
- * contain a tuning result of this version. */
+ * the same work: cores has the ranks, PUs, masks and GPUs (its sizes are ignored), types is a shard with
+ * nothing but types set, and isa is the instruction set, which may be null as in adamant_executor_options. unavailable:
+ * no such file, a result of another machine or other work, with each difference, and an unfinished result. corrupted:
+ * the file does not contain a tuning result of this version. */
 ADAMANT_C_API adamant_status adamant_tuned_load(const char* path, const adamant_core_options* cores,
                                                 const adamant_shard* types, const char* isa, adamant_tuned** made);
 /** May be null. */
