@@ -13,8 +13,8 @@
 #include <utility>
 
 #include <adamant/team.hpp>
-#include <adamant/detail/exec/team_state.hpp>
 #include <adamant/detail/exec/this_process.hpp>
+#include <adamant/detail/exec/wait_word.hpp>
 
 ADAMANT_BEGIN_NAMESPACE
 namespace detail {
