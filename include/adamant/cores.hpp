@@ -142,14 +142,14 @@ struct machine {
 ///     bound to halves of a core; `why` then says so.
 ///   - The optimizer and the host framework each have a core if the rank has two.
 ///   - A rank stays inside one NUMA node if all ranks can; else its optimizer does, if all optimizers can.
-///   - Ranks share memory bandwidth evenly, because it bounds a step: the numbers of ranks on NUMA nodes differ by at
-///     most one as far as the nodes have cores. With fewer ranks than nodes, all cores are assigned.
+///   - Ranks share memory bandwidth evenly, because it bounds a step: NUMA nodes have equally many ranks, to within
+///   one, if they have the cores. With fewer ranks than nodes, all cores are assigned.
 ///   - Among the remaining assignments it selects the one with the optimizers nearest to their GPUs: the least sum over
 ///     ranks of the mean distance of the optimizer's cores, which is 0 near the GPU, 1 in its package, 2 elsewhere. A
-///     rank without a GPU has no preference. With fewer ranks than nodes, it first minimizes the optimizers' nodes,
-///     summed over ranks. It is then the best with these core counts of ranks. If that takes a search of more than
-///     milliseconds (on some machines of 8 or more nodes), or if a node's cores differ in distance to a GPU, it is a
-///     local optimum: no exchange of cores between two ranks improves it.
+///     rank without a GPU has no preference. With fewer ranks than nodes, optimizers first get as few nodes as possible
+///     in sum. That is the best for the ranks' given core counts. If that takes a search of more than milliseconds (on
+///     some machines of 8 or more nodes), or if a node's cores differ in distance to a GPU, it is a local optimum: no
+///     exchange of cores between two ranks improves it.
 ///   - Ties are resolved by assigning ranks in the order of the machine.
 ///   - Ranks have equal shares of fast and slow cores.
 ///   - The optimizer has at most as many threads as its rank's share of the CPU quota keeps busy. An explicit number or

@@ -40,7 +40,7 @@ struct placement {
     std::size_t device_elems = 0;    ///< elements that the device updates
     double ratio_asked = 1;          ///< the ratio that was requested
     /// Whether a memory limit did not allow the requested ratio; the placement is then the nearest allowed one. Unset
-    /// if limits allow the ratio but not the nearest cut or shards; compare ratio() with ratio_asked for that.
+    /// if a limit excludes only the cut or shards nearest to it; compare ratio() with ratio_asked for that.
     bool limited = false;
     /// Whether no other placement of this kind, in this order and within the limits, is nearer to the ratio. False only
     /// for whole shards with sizes so different that the search could not try all of their sums; the placement is then
@@ -106,7 +106,7 @@ struct device_memory {
 /// The streams' work since the device was created.
 struct device_usage {
     double busy_s[device_streams] = {};       ///< seconds that each stream was busy
-    std::uint64_t bytes[device_streams] = {}; ///< bytes copied; in the stream work, bytes read and written
+    std::uint64_t bytes[device_streams] = {}; ///< bytes copied; for device_stream::work, read and written
 };
 
 /// Consecutive elements of a shard on a device, beginning at a multiple of norm_block_elems. Every array is aligned to
@@ -158,13 +158,13 @@ struct column_scoring {
     column_score kind = column_score::magnitude;      ///< which score
     float scale = 1;                                  ///< see column_score_scale_for()
     static constexpr std::size_t piece_elems = 65536; ///< elements of a piece
-    /// Returns the number of results of find_largest(): the bits of the largest finite magnitude of each piece.
+    /// Number of results of find_largest(). Each is the bits of a piece's largest finite magnitude.
     [[nodiscard]] std::size_t largest_pieces() const noexcept
     {
         return (rows * columns + piece_elems - 1) / piece_elems;
     }
-    /// Returns the number of results of score_columns(): the sum of reference::column_score_of() of each column in
-    /// every column_score_rows rows.
+    /// Number of results of score_columns(). Each sums reference::column_score_of() in one column over up to
+    /// column_score_rows rows.
     [[nodiscard]] std::size_t scores() const noexcept
     {
         return (rows + column_score_rows - 1) / column_score_rows * columns;
@@ -188,9 +188,8 @@ struct device_pass {
 /// The passes change a block like those on the CPU, to the same bits: see block_pass. The differences:
 ///   - A part with records has memory for the record of every block. A part without records gets no speculate, redo and
 ///     rollback passes and no keep_records.
-///   - measure and compare write sums of squares to the results. If a gradient has changed so that its record cannot
-///   roll
-///     back the step, compare writes another sum. Records that are copies can always roll it back.
+///   - measure and compare write sums of squares to the results. If a changed gradient makes its record useless for
+///   rollback, compare's sum differs from the step's. Records that are copies can always roll it back.
 ///   - rollback rounds the restored params to weight_out.
 class device_part {
 public:
@@ -214,7 +213,7 @@ public:
 /// only bad_alloc. If enqueued work fails, all later work in all streams is skipped until reset(), so what finished is
 /// known; waiting throws a device_error that names the failed work.
 ///
-/// In a forked child process, functions that may throw throw unavailable, release() does nothing and reset() returns
+/// In a forked child process, every throwing function throws unavailable, release() does nothing and reset() returns
 /// false; destructors leak the device's resources.
 ///
 /// A device object holds the pieces of one optimizer at a time, because reset() drops all enqueued work. Create a

@@ -85,8 +85,8 @@ inline constexpr std::size_t step_elem_bytes = 28;
 struct executor_options {
     isa tier = isa::automatic; ///< automatic: ADAMANT_ISA if set, else the best that the CPU has
     /// Number of threads. 0: one for each core that this process may use, within this rank's part of the CPU quota, or
-    /// one for each PU in `pus`. 1: the calling thread, or a bound thread if `pus` or a binding is given. More threads
-    /// than PUs share them.
+    /// one for each PU in `pus`. 1: the calling thread, or a bound thread if `pus` or a binding is given. Threads
+    /// beyond the PUs share PUs.
     unsigned threads = 0;
     pu_set pus = {};                   ///< see team_options; empty: PUs of this process, one of each core first
     binding bind = binding::automatic; ///< whether the threads must be bound
@@ -123,8 +123,8 @@ public:
     [[nodiscard]] isa tier() const noexcept;
     /// Most threads that a call uses.
     [[nodiscard]] unsigned threads() const noexcept;
-    /// CPUs that the cgroups of this process allowed at construction, shared by all ranks in them; 0: no quota. Only an
-    /// explicit number of threads exceeds it.
+    /// CPUs that the cgroups of this process allowed at construction, shared by all ranks in them; 0: no quota. Only
+    /// explicit threads and PUs exceed it.
     [[nodiscard]] double cpu_quota() const noexcept;
     /// The team; null if the calling thread does the work.
     [[nodiscard]] std::shared_ptr<adamant::team> const& team() const noexcept;

@@ -19,7 +19,7 @@
 
 ADAMANT_BEGIN_NAMESPACE
 
-/// Types of gradients, whole params and published weights.
+/// Types of gradients, unsplit params and weight_out.
 template <class T>
 concept element_type = storage<T>::is_element;
 
@@ -31,12 +31,12 @@ concept sum_type = storage<T>::is_sum;
 template <class T>
 concept moment_type = storage<T>::is_moment;
 
-/// 8-bit moments go together: an exact first moment over a second one that is too small makes too large an update.
+/// 8-bit moments go together: an exact first moment divided by a too small second one updates too much.
 template <class ExpAvgSq, class ExpAvg>
 concept second_moment_type = moment_type<ExpAvgSq> && std::is_same_v<ExpAvgSq, quantized8>
 == std::is_same_v<ExpAvg, quantized8>;
 
-/// Types of params. A split param is the residual; the rest of it is weight_out.
+/// Types of params. A split param has the low bits; weight_out has the rest.
 template <class T>
 concept param_storage = storage<T>::is_param;
 
@@ -62,14 +62,15 @@ using shard_dtypes = std::array<dtype, shard_arrays>;
 {
     return types[shard_array::param] == dtype::split_float32;
 }
-/// Whether an array is state, which a step reads and writes.
+/// Arrays that may be state.
 inline constexpr shard_array::index state_arrays[] = {shard_array::param, shard_array::exp_avg, shard_array::exp_avg_sq,
                                                       shard_array::weight_out};
+/// Whether an array is state, which a step reads and writes.
 [[nodiscard]] constexpr bool is_state(shard_dtypes const& types, shard_array::index array) noexcept
 {
     return array != shard_array::grad && (array != shard_array::weight_out || has_split_param(types));
 }
-/// Bytes of the state of n elements; of one on average.
+/// State bytes of n elements; average for one.
 [[nodiscard]] constexpr std::size_t state_bytes(shard_dtypes const& types, std::size_t n) noexcept
 {
     std::size_t bytes = 0;
@@ -154,7 +155,7 @@ template <class Param, class Grad, class ExpAvg, class ExpAvgSq, class WeightOut
 #else
 
 /// All formats, always in the same order: for each param (float32, bfloat16, float16, split_float32) and
-/// grad the five pairs of moments, and for each of these with a float32 param no weight_out, bfloat16 and float16.
+/// grad the five pairs of moments, each, for float32 params, without and with either 16-bit weight_out.
 inline constexpr std::size_t format_count = 90;
 [[nodiscard]] std::span<shard_format const> all_formats() noexcept;
 /// The format with these types; null if no shard can have them.
@@ -195,7 +196,7 @@ template <class Grad>
 
 // ---- Names of storage formats
 
-/// Types of a shard with this storage format, with 16-bit weights if the master is float32 or split:
+/// Types of a shard with this storage format and these weights; the formats are:
 ///   float32                 float32 master and moments
 ///   split_float32           split master weights: bfloat16 weight and 16-bit residual; float32 moments
 ///   bfloat16                float32 master, bfloat16 moments

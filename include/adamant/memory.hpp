@@ -198,7 +198,7 @@ void check_memory(std::size_t bytes, node_set const& nodes = {}, std::string con
 struct memory_placement {
     std::size_t resident_bytes = 0; ///< bytes with a page
     std::size_t huge_bytes = 0;     ///< bytes in pages of 2 MiB or more
-    /// Bytes on each node; above sampled_bytes estimated from evenly spaced pages.
+    /// Bytes on each node; a block over sampled_bytes is sampled at even steps.
     std::map<unsigned, std::size_t> node_bytes = {};
     std::string notes = {}; ///< what the kernel did not report
 

@@ -51,8 +51,8 @@ struct shard_to_add {
 ///
 /// Initialize weight_out with the rounded params: a rollback recomputes it from param.
 ///
-/// A step over few elements, and a step() of an executor without a team, run in the calling thread. begin_step(),
-/// step_async() and steps with a device otherwise use the executor's team. If the executor has no team, a single
+/// A step() or begin_step() over few elements, and a step() of an executor without a team, run in the calling thread.
+/// step_async(), steps with a device and any other step use the executor's team. If the executor has no team, a single
 /// unbound worker thread is created.
 ///
 /// Thread safety: call submit(), skip() and set_gradient() from any thread except the team's, also concurrently; call
@@ -118,8 +118,8 @@ public:
     /// The shard of parameter `name` that begins at element `begin`; absent if there is none.
     std::optional<shard_id> find_shard(std::string_view name, std::size_t begin = 0) const;
     /// Uses another gradient buffer of the same size and type from now on. Call it between steps, or in an open step
-    /// before the submit() of the shard; from any thread. Allocates nothing after prepare(). rollback() reads the
-    /// current buffer: first set the buffer of that step.
+    /// before the submit() of the shard; from any thread. Allocates nothing after prepare(). Before rollback(), set the
+    /// buffer that the last step read.
     /// @throws invalid_argument for a null pointer with elements, memory that a step writes, a submitted shard, and a
     /// shard
     ///         with a gradient on a device
@@ -175,7 +175,7 @@ public:
     [[nodiscard]] std::vector<std::size_t> shard_sizes() const;
     /// Bytes that the pieces of this placement take on the device.
     [[nodiscard]] std::size_t device_bytes(device const& on, placement const& where) const;
-    /// Names the caller's arrays for the shard's gradient and weights on the device that place() is given next. Valid
+    /// Sets the caller's arrays, on the device of the next place(), for the shard's gradient and weights. Valid
     /// until place(nullptr, ...). Without it both are in host
     /// memory. See device_arrays.
     /// @throws invalid_argument after place(), and for a missing array

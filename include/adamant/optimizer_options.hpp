@@ -28,7 +28,7 @@ struct loss_scaling_options {
     double growth_factor = 2;             ///< at least 1
     double backoff_factor = 0.5;          ///< in (0, 1]
     std::uint32_t growth_interval = 2000; ///< steps in a row without an overflow, at least 1
-    /// The n-th overflow since growth is the first to shrink it (DeepSpeed's hysteresis); at least 1.
+    /// The scale shrinks from this overflow since growth on (DeepSpeed's hysteresis); at least 1.
     std::uint32_t hysteresis = 1;
     double min_scale = 1;      ///< smallest scale
     double max_scale = 0x1p32; ///< larger ones gain nothing
@@ -128,11 +128,11 @@ struct optimizer_report {
     double ratio = 1;                          ///< the share of them that the CPU has stepped
     double cpu_busy_s = 0;                     ///< how long its threads have worked, on average
     device_report device;                      ///< the device's part
-    std::size_t shards_waited = 0; ///< for the norm: not stepped before finish(), or the journal's budget was used up
+    std::size_t shards_waited = 0; ///< shards stepped after the norm: not begun at finish(), or beyond the budget
     std::size_t journal_bytes = 0; ///< of records written
     double seconds = 0;            ///< from its beginning to its end, with the time that gradients took to arrive
     step_phase gradients;          ///< until the norm was known, speculative updates included
-    step_phase update;             ///< after that: the step, the rest of it, or the rollback
+    step_phase update;             ///< after that: all or the rest of the step, or a rollback
     /// Bytes read and written by gradients and update.
     [[nodiscard]] std::size_t bytes_moved() const noexcept;
     isa tier = isa::scalar; ///< instruction set
@@ -178,9 +178,8 @@ struct shard_place {
 
 /// Whether submit() updates shards before the norm is known. Changes no bit of a result.
 enum class speculation : std::uint8_t {
-    automatic, ///< until finish() is called, unless most of the last eight steps had to be rolled back. After
-               ///< that, shards wait for the norm, which is known soon; with keep_last_step or a device they are
-               ///< still updated immediately
+    automatic, ///< if at most half of the last eight steps had to be rolled back. Once finish() is called, shards wait
+               ///< for the norm, known soon, but with keep_last_step or a device are still updated immediately
     always,    ///< all of them, also after finish() is called
     never,     ///< submit() only measures
 };
@@ -193,7 +192,7 @@ struct optimizer_options {
     /// Dynamic loss scaling; absent: the scale is in the step_values, or 1.
     std::optional<loss_scaling_options> loss_scaling = {};
     speculation speculate = speculation::automatic; ///< when shards are updated before the norm is known
-    /// Limit of the memory for records, from which steps are rolled back. At most the records of one step are
+    /// Most memory for records, which a rollback reads. At most the records of one step are
     /// allocated. A record takes, in bytes an element, by the types of param and moments:
     ///
     /// - float32 or split_float32, moments float32: 2 in a first step, 2.1 to 2.3 in training, 14 at most; 12 with tier
@@ -204,9 +203,9 @@ struct optimizer_options {
     /// - 16 bits, one moment of each type: 8
     /// - 16 bits, moments bfloat16: 6
     /// - other types: the bytes of param and moments
-    /// plus an eighth and some KiB a thread for pages that are not full. Absent: 3 bytes an element with the types of
-    /// the first line (on tiers with 12, the state's bytes) and the state's bytes with other types; with
-    /// keep_last_step, the most that records can take. A block that finds the budget used up waits for the norm.
+    /// To all: an eighth and some KiB a thread for pages not full. Absent: with keep_last_step, the most that records
+    /// can take; otherwise 3 bytes an element where the first line says 2, else the state's bytes. A block that finds
+    /// the budget used up waits for the norm.
     std::optional<std::size_t> journal_budget_bytes = {};
     bool keep_last_step = false; ///< for rollback()
     /// Seconds that a device may take for its part of a step before it counts as not answering.

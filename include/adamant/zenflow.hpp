@@ -52,12 +52,12 @@ struct zenflow_options {
     std::size_t max_deferred = 64;       ///< most steps in a window with an automatic interval
     std::size_t full_warm_up_rounds = 0; ///< number of plain steps before ZenFlow begins
     /// Whether deferred gradients are applied during the next window, and the weights published at its end; otherwise
-    /// immediately. Changes when weights are seen, not how they are computed.
+    /// immediately. Affects only the time at which weights are seen.
     bool overlap = true;
     /// For matrices whose rows are sharded over ranks: replaces each number by its sum or maximum over all ranks, as
     /// MPI_Allreduce(MPI_IN_PLACE, numbers.data(), numbers.size(), MPI_INT64_T, MPI_SUM or MPI_MAX, comm) does. Called
-    /// twice in a step that selects. Every rank adds the same params in the same order, a matrix without rows on this
-    /// rank as a shard without elements. May throw; then the step has changed nothing.
+    /// twice in a step that selects. Every rank adds the same params in the same order; a matrix without rows here is a
+    /// shard without elements. May throw; then the step has changed nothing.
     std::function<void(std::span<std::int64_t> numbers, column_reduction how)> reduce_columns = {};
 };
 
@@ -65,8 +65,8 @@ struct zenflow_options {
 /// @throws invalid_argument for the first impossible option
 void validate(zenflow_options const& options);
 
-/// Options that a DeepSpeed configuration asks for; the interval `never` becomes the largest number. The auto_ratio of
-/// "auto" has another meaning there and is not taken. Pure.
+/// Options that a DeepSpeed configuration asks for; the interval `never` becomes the largest number. DeepSpeed's
+/// auto_ratio has another meaning and is ignored. Pure.
 /// @throws invalid_argument as validate() does
 [[nodiscard]] zenflow_options zenflow_options_of(zenflow_config const& config);
 
@@ -87,7 +87,7 @@ struct zenflow_position {
 [[nodiscard]] bool is_in_warm_up(zenflow_options const& options, zenflow_position const& at) noexcept;
 /// Whether the next step selects columns. Pure.
 [[nodiscard]] bool selects_next(zenflow_options const& options, zenflow_position const& at) noexcept;
-/// Whether the window ends after the step that `at` already counts. deferred_squares: squared norm of the deferred
+/// Whether the window ends with the last step counted in `at`. deferred_squares: squared norm of the deferred
 /// gradients, for an absent update_interval. Pure.
 [[nodiscard]] bool ends_window(zenflow_options const& options, zenflow_position const& at,
                                double deferred_squares) noexcept;
@@ -103,9 +103,9 @@ struct zenflow_report : optimizer_report {
     std::size_t deferred_stepped = 0;
     /// Whether the deferred gradients were not finite and were dropped (nonfinite_policy::skip).
     bool deferred_skipped = false;
-    double waited_s = 0;  ///< time that the end of this window waited for the deferred update of the last one
+    double waited_s = 0;  ///< time that this window's end waited for the previous window's update
     double publish_s = 0; ///< time that publishing its weights took
-    /// Busy time of the executor's threads, on average, accumulating the gradients of the step before (with a device).
+    /// Mean busy time of the executor's threads in accumulating the previous step's gradients.
     double sums_s = 0;
     double deferred_s = 0; ///< busy time in deferred updates
 };
@@ -138,8 +138,8 @@ struct zenflow_state_param {
 /// State of a ZenFlow optimizer, also in the middle of a window: everything that is needed to continue with the same
 /// bits.
 struct zenflow_state {
-    zenflow_position position; ///< position in the schedule
-    double deferred_norm = 0;  ///< sum of the norms of this window: a bound of the deferred gradients
+    zenflow_position position;                    ///< position in the schedule
+    double deferred_norm = 0;                     ///< sum of the clipped norms of this window; bounds the deferred sums
     std::optional<loss_scaler_state> loss_scaler; ///< state of dynamic loss scaling
     std::vector<parameter_group> groups;          ///< parameter groups in order
     std::vector<zenflow_state_param> params;      ///< params in order
@@ -197,10 +197,10 @@ struct zenflow_param {
 /// weight_out of deferred columns, never weights. The caller's floating-point mode and traps have no effect and do not
 /// change.
 ///
-/// Errors: if a call throws, the optimizer is unchanged. After step() throws, no copy between the caller's arrays and a
-/// device runs, unless the device does not answer. In a forked child process steps, flush(), place() and load() throw
-/// unavailable; if work was in flight at the fork, every call except const ones does. The destructor does not wait
-/// there and leaks what threads were working on.
+/// Errors: if a call throws, the optimizer is unchanged unless the function says otherwise. After step() throws, no
+/// copy between the caller's arrays and a device runs, unless the device does not answer. In a forked child process
+/// steps, flush(), place() and load() throw unavailable; if work was in flight at the fork, every non-const call throws
+/// it. The destructor does not wait there and leaks what threads were working on.
 class zenflow_optimizer {
 public:
     /// Uses the threads of the executor.
@@ -252,9 +252,8 @@ public:
     /// Opens a step; see optimizer::begin_step(). Without a device submit() only notes that the gradient is ready. If
     /// finish() throws what options.reduce or reduce_columns throw, or unavailable because a selection finds no memory
     /// on the device, the step stays open; abandon() then discards it, and nothing has changed.
-    /// @throws invalid_argument if no step is open, for a param that was submitted or skipped twice, and for one that
-    /// was
-    ///         neither
+    /// @throws invalid_argument in the calls below, without an open step, and for a param submitted or skipped twice or
+    /// not at all
     void begin_step(step_values const& values = {});
     /// See optimizer::submit().
     void submit(shard_id param);
@@ -267,8 +266,8 @@ public:
 
     // ---- A device beside the CPU
 
-    /// Says where the gradient of the param is made and its weights are needed, row-major, in the device's memory:
-    /// `grad`, and `weight_out` for weights of any type, also of vectors. Call it for every param before place().
+    /// Sets row-major arrays in the device's memory: `grad`, where the param's gradient is made, and `weight_out`,
+    /// where its weights (any type, also vectors) are needed. Call it for every param before place().
     void set_device_arrays(shard_id param, device_arrays const& arrays);
     /// From the next step on the device updates selected columns and vectors and holds the only current copy of their
     /// masters and moments, until the next selection; null moves them back. The bits are the same. The device scores
