@@ -522,7 +522,8 @@ enum {
 
 typedef int32_t adamant_speculation; /* whether shards are stepped before the norm is known; changes no bit */
 enum {
-    ADAMANT_SPECULATE_AUTOMATIC = 0, /**< until finish, unless most of the last eight steps were rolled back for it */
+    ADAMANT_SPECULATE_AUTOMATIC = 0, /**< until finish, unless most of the last eight steps were rolled back, or the
+                                        model is so small that submit updates it itself */
     ADAMANT_SPECULATE_ALWAYS = 1,    /**< every step */
     ADAMANT_SPECULATE_NEVER = 2
 };

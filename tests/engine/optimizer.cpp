@@ -80,7 +80,7 @@ TEST_CASE("clip_kills_overlap: with clipping, shards are stepped as they arrive,
 
 TEST_CASE("Speculation that fails most of the time stops, and begins again when it would succeed")
 {
-    simple data(20000);
+    simple data(40000);
     optimizer o(executor_of(1));
     o.add_group("all", usual_adamw);
     o.add_shard({.group = 0, .name = "w", .shard = data.view()});
@@ -104,6 +104,17 @@ TEST_CASE("Speculation that fails most of the time stops, and begins again when 
     for (int t = 0; t < 8; ++t)
         step(1e9, 0);
     CHECK(speculates());
+
+    // submit() itself steps a small model, so speculation would hide nothing.
+    simple small(20000);
+    optimizer few(executor_of(1));
+    few.add_group("all", usual_adamw);
+    few.add_shard({.group = 0, .name = "w", .shard = small.view()});
+    few.begin_step({.max_norm = 1e9});
+    few.submit(0);
+    optimizer_report const report = few.finish();
+    CHECK(!report.speculated);
+    CHECK(report.journal_bytes == 0);
 }
 
 TEST_CASE(

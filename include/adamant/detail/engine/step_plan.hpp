@@ -127,10 +127,11 @@ struct step_plan {
     }
 };
 
-// Initializes the plan of a step with these terms. Requires plan.assumed. wrong_assumptions: a bit for each of the last
-// eight steps. Allocates nothing if the plan has had a step over as many shards and groups before.
+// Initializes the plan of a step with these terms. Requires plan.assumed. may_speculate: shards arrive one by one, and
+// stepping them meanwhile hides time. wrong_assumptions: a bit for each of the last eight steps. Allocates nothing if
+// the plan has had a step over as many shards and groups before.
 inline void make_plan(step_plan& plan, step_terms const& terms, optimizer_options const& options, std::size_t shards,
-                      bool as_they_arrive, bool has_device, std::uint8_t wrong_assumptions)
+                      bool may_speculate, bool has_device, std::uint8_t wrong_assumptions)
 {
     plan.decided = plan.assumed;
     plan.shards.assign(shards, shard_in_step::awaited);
@@ -142,7 +143,7 @@ inline void make_plan(step_plan& plan, step_terms const& terms, optimizer_option
     plan.keeps_checksums = options.keep_last_step;
     plan.waits_for_room = has_device;
     plan.speculates_until_finish = plan.needs_norm && !plan.keeps_records && options.speculate != speculation::always;
-    bool const assumes = plan.needs_norm && as_they_arrive &&
+    bool const assumes = plan.needs_norm && may_speculate &&
                          (options.speculate == speculation::always ||
                           (options.speculate == speculation::automatic && std::popcount(wrong_assumptions) <= 4));
     plan.first_pass = !plan.needs_norm ? (has_device ? block_pass::speculate : block_pass::step)

@@ -85,7 +85,10 @@ public:
     {
         make_terms(terms_, values, options_, registry_.groups().size(), training_.steps + 1, training_.loss_scale());
         rounded_to_nearest([&] { make_group_steps(registry_.groups(), terms_, 1.0, plan_.assumed); });
-        make_plan(plan_, terms_, options_, registry_.size(), as_they_arrive, has_device(), training_.wrong_assumptions);
+        // submit() itself steps a small model, so speculation would hide nothing.
+        bool const may_speculate =
+            as_they_arrive && (!dispatcher_.works_in_submit() || options_.speculate == speculation::always);
+        make_plan(plan_, terms_, options_, registry_.size(), may_speculate, has_device(), training_.wrong_assumptions);
         history_.forget();
         forget_records();
         error_ = nullptr;
