@@ -147,6 +147,7 @@ struct optimizer_report {
 /// and shard numbers do not convert to each other.
 struct group_id {
     std::size_t index = 0; ///< position in the optimizer
+    /// Converts a number.
     ADAMANT_ALWAYS_INLINE constexpr group_id(std::size_t number) noexcept : index(number) {} // NOLINT: meant to convert
     /// Compares all members.
     friend bool operator==(group_id, group_id) = default;
@@ -154,6 +155,7 @@ struct group_id {
 /// Number of a shard, from 0 in the order of add_shard().
 struct shard_id {
     std::size_t index = 0; ///< position in the optimizer
+    /// Converts a number.
     ADAMANT_ALWAYS_INLINE constexpr shard_id(std::size_t number) noexcept : index(number) {} // NOLINT: meant to convert
     /// Compares all members.
     friend bool operator==(shard_id, shard_id) = default;
