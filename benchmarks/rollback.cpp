@@ -9,7 +9,7 @@
 //   the
 //                                          limit moves those bytes and the state's
 //
-// HOW: until_finish, as it is by default, where all gradients are there at once and finish() follows; always, every
+// HOW: until_finish, as it is by default, where all gradients are submitted together and finish() follows; always, every
 // block of the model is stepped before the norm is known: what records cost.
 
 #include <cstddef>

@@ -2,7 +2,7 @@
 #include <cstdio>
 #include <vector>
 using adamant::bfloat16;
-struct layer { // the engine's memory: gradients come down, weights go up
+struct layer { // the engine's memory: gradients are downloaded, weights uploaded
     std::vector<float> param, exp_avg, exp_avg_sq;
     std::vector<bfloat16> grad, weight;
     explicit layer(std::size_t n) : param(n, 0.5f), exp_avg(n), exp_avg_sq(n), grad(n), weight(n) {}

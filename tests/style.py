@@ -11,7 +11,7 @@ SUFFIXES = {".hpp", ".ipp", ".inl", ".cuh", ".cu", ".h", ".cpp", ".c", ".py", ".
 WORDS = re.compile(r"\b(puts? off|putting \w+ off|put_off|by[ _]chance|oracles?|tamed?|taken? back|take_back|takes back|way back|"
                    r"errands?|ledgers?|cohorts?|couriers?|whoever|nobody|somebody|so many|(?<!each )(?<!none )(?<!some )(?<!all )(?<!first )(?<!minutes )of which|but where|comes home|leave_out|"
                    r"lay_out|(?:two|lower|upper) halves|landing|landed|degrades? in silence|gives? away|(?:device_)?lanes?|"
-                   r"as many \w+ as there)\b", re.IGNORECASE)
+                   r"as many \w+ as there|at once|c[ao]m(?:e|es|ing) down|(?:go|goes|went|going) up|copied (?:up|down))\b", re.IGNORECASE)
 # Right where they are: a lane is one of a vector, and a half is half of a word, in the kernels and in what defines them.
 ALLOWED = {
     "include/adamant/detail/kernels/": {"lane", "lanes", "lower halves", "upper halves"},

@@ -120,7 +120,7 @@ TEST_CASE("C: a ratio becomes a placement")
     adamant_placement_free(nullptr);
 }
 
-TEST_CASE("C: the best ratio is where both sides are through at once")
+TEST_CASE("C: at the best ratio both backends finish together")
 {
     adamant_step_rates r = initialised(adamant_step_rates_init);
     REQUIRE((std::isinf(r.cpu_elems_per_s) && std::isinf(r.device_elems_per_s) && std::isinf(r.down_bytes_per_s) &&

@@ -305,7 +305,7 @@ TEST_CASE("C: zenflow on a device has the bits of the host, gradient by gradient
         if (i % 3 != 2 && there != nullptr)
             continue; // masters and moments stay there
         REQUIRE(position_of(of).in_window == position_of(expected).in_window);
-        REQUIRE(elsewhere == host.vector_grad); // where it came down
+        REQUIRE(elsewhere == host.vector_grad); // where it was downloaded to
         a.vector_grad = host.vector_grad;
         REQUIRE(a == host);
     }
@@ -525,7 +525,7 @@ TEST_CASE("C: memory that ends at any allocation of zenflow's calls, on a device
 TEST_CASE("C: a device writes no gradient of a zenflow step that has failed or was given up")
 {
     adamant_emulation_options slow = initialised(adamant_emulation_options_init);
-    slow.down_bytes_per_s = 3e5; // the vector's gradient comes down some ms after the matrix's
+    slow.down_bytes_per_s = 3e5; // the vector's gradient is downloaded some ms after the matrix's
     arrays a, drawn;
     zenflow const of = make(a, zenflow_options(), options());
     place_on_device const there(of.get(), &slow);
@@ -685,7 +685,8 @@ TEST_CASE("C: zenflow's errors")
     refused(adamant_zenflow_loss_scale(of.get(), nullptr), "scale is a null");
     refused(adamant_zenflow_step_gradients(of.get(), nullptr, 2, nullptr, nullptr, nullptr), "grads is a null");
     void const* const one[] = {a.grad.data()};
-    refused(adamant_zenflow_step_gradients(of.get(), one, 1, nullptr, nullptr, nullptr), "cannot step with 1 gradient:");
+    refused(adamant_zenflow_step_gradients(of.get(), one, 1, nullptr, nullptr, nullptr),
+            "cannot step with 1 gradient:");
     refused(adamant_zenflow_get_position(of.get(), nullptr), "null");
     refused(adamant_zenflow_get_param(of.get(), 0, nullptr), "null");
     refused(adamant_zenflow_get_param(of.get(), 2, &p), "no param 2");

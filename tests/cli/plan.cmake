@@ -141,8 +141,8 @@ a step with ratio 1
 ]] ${small} ${rates} --ratio 1)
 
 # ZenFlow. Of each GPU's 5e8 elements, all in matrices, a tenth is selected; the host moves 2.5e9 * 20 B/s, so a byte of
-# each takes it 10 ms: adding up 80 ms in a window's first step and 120 ms in the others. A byte of each that is deferred
-# takes it 9 ms, and their step 180 ms. Gradients of all come down in 400 ms, and weights of all go up in as much. They
+# each takes it 10 ms: accumulating takes 80 ms in a window's first step and 120 ms in the others. A byte of each that is deferred
+# takes it 9 ms, and their step 180 ms. All gradients are downloaded in 400 ms, and all weights uploaded in 400 ms. They
 # publish by 3.6 GB that the GPU moves: 180 ns, a quarter of it in each step.
 set(zenflow ${small} --ratio 1 --exp-avg bf16 --exp-avg-sq bf16 --grad fp32 --weight-out none --journal 0
     --cpu-rate 2.5e9)
@@ -174,7 +174,7 @@ shows(0 "${row}3.13 s +130 ms +2.0 GB +0.5 GB +14.3 GB +34.6 GB  fits\n" ${zenfl
 # In a window of one step every step waits: 80 ms and 400 ms.
 shows(0 "${row}3.48 s +480 ms +2.0 GB +2.0 GB " ${zenflow} ${rates} --backward 2 --forward 1 --zenflow 0.1
       --update-interval 1 --no-overlap)
-# Every fourth window the image of 600 MB comes down, and goes up after that: 240 ms.
+# Every fourth window the image of 600 MB is downloaded, then uploaded: 240 ms.
 shows(0 "${row}3.02 s +15.0 ms +2.0 GB +0.5 GB .*In a selection the GPU's[ \n]+part" ${zenflow} ${rates} --backward 2 --forward 1
       --zenflow 0.1 --select-interval 13)
 json(0 ${zenflow} --zenflow 0.1 --select-interval 16
@@ -207,7 +207,7 @@ shows(0 "\n  ZenFlow +155 ms +105 ms .*\n  backward .* 360 ms\n.*\n  CPU sums .*
       --backward 0.03 --forward 0.02 --zenflow 0.1)
 shows(0 "\n  ZenFlow +2.10 s +700 ms .*\n  up .* 8.00 s\n" ${zenflow} --gpu-rate 1e15 --link-down 100000 --link-up 0.25
       --backward 1 --forward 0.4 --zenflow 0.1)
-# Nothing selected, and all: then gradients come down all the same, and sums have their memory.
+# Nothing selected, and all: then gradients are downloaded all the same, and sums have their memory.
 json(0 ${zenflow} ${rates} --backward 2 --forward 1 --zenflow 0
      "zenflow,selected_elems|0|zenflow,deferred_elems|500000000|zenflow,ways,zenflow,gpu,items,device_state|0|zenflow,ways,zenflow,gpu,items,selected_columns|0|zenflow,ways,zenflow,host,items,sums|4000000000|zenflow,ways,zenflow,host,items,selected_image|0")
 json(0 ${zenflow} ${rates} --backward 2 --forward 1 --zenflow 1 --no-overlap
@@ -364,7 +364,7 @@ shows(0 "activations +0.0 GB  not known: give --hidden" --gpus GH200 --shapes ${
 # Of 64 and 256 columns 6.4 and 25.6 are 6 and 26, and the norm is a vector; a small share is one column.
 string(CONCAT figures "zenflow,selected_elems|9392|zenflow,deferred_elems|87440|"
     "zenflow,ways,zenflow,gpu,items,device_records|112704|zenflow,ways,zenflow,gpu,items,selected_columns|37440|")
-# The norm comes down, but is not accumulated and goes up by itself: matrices have 96768 elements.
+# The norm's param is downloaded, but not accumulated, and uploaded by itself: matrices have 96768 elements.
 string(APPEND figures
     "zenflow,ways,zenflow,down_bytes|193664|zenflow,ways,zenflow,up_bytes|48384|"
     "zenflow,ways,zenflow,gpu,items,device_gradients|193664|zenflow,ways,zenflow,gpu,items,publishing_weights|193536|"

@@ -81,7 +81,7 @@ file(WRITE ${FOLDER}/half.json "{\"format\":")
 fails("half.json: it is not a tuning result" --load ${FOLDER}/half.json)
 fails("cannot read the tuning result [^\n]*none.json: No such file" --load ${FOLDER}/none.json)
 
-# A deadline that is over at once leaves one core, and says that this is not known to be enough.
+# A deadline that has already passed leaves one core, and says that this is not known to be enough.
 if(of GREATER 1)
     run(1 --elements 100000 --deadline 0.001 --save ${FOLDER}/unfinished.json --json ${FOLDER}/cut.json --plot ${FOLDER}/unfinished.svg)
     file(READ ${FOLDER}/cut.json cut)

@@ -242,7 +242,7 @@ TEST_CASE("a step that is worked out by hand")
     r.overlaps_backward = false;
     CHECK(spans(forecast(r, 0.5)) ==
           "backward 0 to 1; down 1 to 1.2; cpu 1 to 3; up 1 to 3; device 1 to 1.1; forward 3 to 3.5; ");
-    // The device's layers at once, and the CPU's when its weights are there.
+    // The device's layers immediately, and the CPU's when its weights are there.
     r.overlaps_forward = true;
     CHECK(spans(forecast(r, 0.5)) ==
           "backward 0 to 1; down 1 to 1.2; cpu 1 to 3; up 1 to 3; device 1 to 1.1; forward 1.1 to 1.35; "

@@ -100,7 +100,7 @@ public:
     // Over these pieces, or all.
     void run(block_pass pass, bool keep_records = false, std::vector<std::uint32_t> const* some = nullptr)
     {
-        // What is handed over is the caller's again at once.
+        // What is handed over belongs to the caller again immediately.
         std::vector<std::uint32_t> pieces = some != nullptr ? *some : all;
         std::vector<std::uint8_t> own_summed = summed;
         std::vector<group_step> first = speculated;
@@ -559,7 +559,7 @@ TEST_CASE("cuda: 3,000 small pieces of many types and 70 groups in one run, in a
     REQUIRE(r.difference() == "");
 }
 
-TEST_CASE("cuda: pieces that come one by one, while gradients come up and weights go down")
+TEST_CASE("cuda: pieces that come one by one, while gradients are uploaded and weights downloaded")
 {
     test::random_bits random(9);
     test::model m;

@@ -461,7 +461,8 @@ TEST_CASE("A step is rolled back on both sides, if its gradients are still there
     }
 }
 
-TEST_CASE("Gradients that come down during step_async() are stepped as they come, and none is forgotten", "[once]")
+TEST_CASE("Gradients that are downloaded during step_async() are stepped as they arrive, and none is forgotten",
+          "[once]")
 {
     auto const& states = expected({}, {.max_norm = 0.0});
     for (int i = 0; i < 200; ++i) { // a race, if there is one

@@ -875,7 +875,7 @@ TEST_CASE("a param in many pieces is loaded from pieces that are cut otherwise",
         }
 }
 
-TEST_CASE("Finite gradients of any size are brought down to max_norm, whatever the factor that this takes")
+TEST_CASE("Finite gradients of any size are clipped to max_norm, whatever the factor that this takes")
 {
     for (float const g : {3e38f, 0x1p120f, 0x1p64f})
         for (double const max_norm : {1e3, 1.0, 1e-3, 1e-30})

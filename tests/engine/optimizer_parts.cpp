@@ -361,7 +361,7 @@ TEST_CASE("a new gradient is compared with what is written, wherever that is")
         CHECK(set(0, other.data() + 1, checked) == "no error");
         CHECK(grad(0) == reinterpret_cast<std::byte*>(other.data() + 1));
         CHECK(set(1, other.data(), checked) == "no error"); // gradients may share memory
-        // In another shard: at once where overlaps have been checked, else when they are.
+        // In another shard: immediately if overlaps have been checked, else when they are.
         CHECK(set(0, sum.data() + n - 1, checked) ==
               (checked
                    ? "adamant: grad of shard 0 and accumulator of shard 2 overlap in memory, and a step writes there. "
@@ -372,7 +372,7 @@ TEST_CASE("a new gradient is compared with what is written, wherever that is")
                   std::string::npos);
         CHECK(set(0, arrays[0].grad.data(), checked) == "no error");
     }
-    // Where gradients come down from a device, the array in host memory is written.
+    // If gradients are downloaded from a device, the array in host memory is written.
     r.set_device_arrays(1, {{4096}, {}});
     CHECK(set(1, other.data(), true).find("its gradients are on a device") != std::string::npos);
     r.check_overlaps();

@@ -492,7 +492,7 @@ TEST_CASE("the least of the machine and all cgroups is what is available")
         root.put("mnt/my memory/docker/abc/memory.limit_in_bytes", "1\n");
         root.put("mnt/my memory/docker/abc/memory.usage_in_bytes", "1\n");
         CHECK(is(3000, "/mnt/my memory/memory.limit_in_bytes"));
-        // Both versions at once.
+        // Both versions together.
         root.put("proc/self/mountinfo", other + "34 22 0:31 / /mnt/v1 rw - cgroup cgroup rw,memory\n"
                                                 "35 22 0:32 / /mnt/v2 rw - cgroup2 cgroup2 rw\n");
         root.put("mnt/v1/docker/memory.limit_in_bytes", "7000\n").put("mnt/v1/docker/memory.usage_in_bytes", "4000\n");

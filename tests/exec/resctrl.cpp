@@ -937,7 +937,7 @@ TEST_CASE("bits are not left with a group that shares the host's")
     CHECK(k->schemata() == before);
 }
 
-TEST_CASE("ranks that begin and end at once wait for each other")
+TEST_CASE("ranks that begin and end concurrently wait for each other")
 {
     auto const k = make_kernel(intel(), 16);
     std::string const before = k->schemata();

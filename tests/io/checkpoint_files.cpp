@@ -201,7 +201,7 @@ TEST_CASE("two savers get an error rather than a mixture")
     CHECK_FALSE(fs::exists(folder / "a.part"));
 }
 
-// Of many at once each save is whole or refused: also where one opens PATH.part just before another one renames it.
+// Of many concurrent saves each is whole or refused: also where one opens PATH.part just before another one renames it.
 TEST_CASE("savers that race leave whole files", "[slow]")
 {
     scratch_folder const folder;

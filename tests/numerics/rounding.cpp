@@ -167,7 +167,7 @@ TEST_CASE("sums of roundings: as large as those of independent ones, over elemen
     CHECK(std::fabs(over_steps / expected - 1) < 0.05);
 }
 
-TEST_CASE("stuck_bf16: a second moment of bfloat16 comes down stochastically, and not by rounding to nearest")
+TEST_CASE("stuck_bf16: a bfloat16 second moment decreases with stochastic rounding, and not by rounding to nearest")
 {
     auto const decayed = [](bool stochastic) {
         double sum = 0;

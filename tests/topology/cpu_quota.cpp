@@ -80,7 +80,7 @@ TEST_CASE("cpu_quota: the least of all ancestors counts, of either version")
         root.put("sys/fs/cgroup/cpu/docker/abc/cpu.cfs_quota_us", "50000\n");
         CHECK(is(0.5, "/docker/abc/cpu.cfs_quota_us"));
     }
-    SECTION("both at once, where they are mounted, and from inside of a namespace")
+    SECTION("both together, at their mount points, and from inside a namespace")
     {
         root.put("proc/self/cgroup", "4:cpu,cpuacct:/\n0::/../../job\n");
         root.put("proc/self/mountinfo", "33 22 0:30 / /mnt/cpu rw - cgroup cgroup rw,cpuacct,cpu\n"

@@ -507,7 +507,7 @@ struct mutant {
     std::string text;
 };
 // Of each kind of tag in a file, each attribute dropped, emptied and set to what makes no sense; and the sets of
-// objects dropped two and four at once. But for those that were seen in another file.
+// objects dropped two and four together. But for those that were seen in another file.
 std::vector<mutant> mutants_of(std::string const& text, std::set<std::string>& seen)
 {
     std::vector<mutant> all;

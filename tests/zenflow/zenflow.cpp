@@ -788,7 +788,7 @@ TEST_CASE("zenflow: a device that hangs, or has too little memory, says so", "[b
     all.compare(true);
 }
 
-TEST_CASE("zenflow: a gradient comes down when the one before it is accumulated, and no sooner", "[both]")
+TEST_CASE("zenflow: a gradient is downloaded once the previous one is accumulated, and no sooner", "[both]")
 {
     run_options of;
     of.zenflow = {.topk_ratio = 0.2, .select_interval = 100, .update_interval = 4};
@@ -832,7 +832,7 @@ TEST_CASE("zenflow: gradients that arrive one by one", "[both]")
     for (int step = 0; step < 8; ++step) {
         if (step == 4)
             rank.place(std::make_shared<emulated_device>());
-        if (step == 5) { // they come down where they did
+        if (step == 5) { // they are downloaded to the same array
             rank.by->set_gradient(0, rank.arrays[0]->of[1]->data());
             CHECK(mentions(refusal([&] { rank.by->set_gradient(0, rank.arrays[1]->of[1]->data()); }),
                            {"param 0", "set_device_arrays()"}));
@@ -1137,7 +1137,7 @@ TEST_CASE("column scores: every instruction set, cut and thread has the referenc
 {
     test::random_bits random(4);
     for (unsigned run = 0; run < 120; ++run) {
-        // 9 and 19: as many rows as make larger pieces, and more columns than are taken at once.
+        // 9 and 19: as many rows as make larger pieces, and more columns than are taken together.
         std::size_t const rows = run % 20 == 9 ? 8200 + random.below(900) : random.below(run % 10 == 0 ? 700 : 60) + 1;
         std::size_t const columns =
             run % 20 == 19 ? 8200 + random.below(900) : random.below(run % 7 == 0 && run % 20 != 9 ? 3000 : 90) + 1;
@@ -1170,7 +1170,7 @@ TEST_CASE("column scores: every instruction set, cut and thread has the referenc
     }
 }
 
-// More of both than are taken at once.
+// More of both than are taken together.
 TEST_CASE("column scores: an emulated device's are the reference implementation's", "[once]")
 {
     emulated_device on;

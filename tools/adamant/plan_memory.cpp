@@ -118,9 +118,9 @@ void add_host(plan_request const& r, std::size_t cpu, std::size_t device, memory
         items.push_back({'g', "gradients", "gradients, CPU's part", array_product(r.grad, cpu),
                          "pinned, whole: a step that is repeated after a rollback reads them again", true});
         items.push_back({'w', "weights_out", "new weights, CPU's part", array_product(r.weight_out, cpu),
-                         r.weight_out == dtype::none ? "none: the params themselves go up"
-                         : r.is_split()              ? "pinned, whole, the bfloat16 weights of split masters, copied up"
-                                                     : "pinned, whole, written by the step and copied up",
+                         r.weight_out == dtype::none ? "none: the params themselves are uploaded"
+                         : r.is_split()              ? "pinned, whole, the bfloat16 weights of split masters, uploaded"
+                                                     : "pinned, whole, written by the step and uploaded",
                          true});
     }
     items.push_back({'J', "journal", "journal",

@@ -271,7 +271,7 @@ private:
                         "Plain offloading steps when the norm is known, speculation before that. ") +
                 (options.select_interval == 0
                      ? "Selections are not counted (--select-interval)."
-                     : "In a selection the GPU's part comes down, and the next one goes up after that."));
+                     : "A selection downloads the GPU's part, and then uploads the next one."));
         if (zenflow.forecast)
             out_ += "\na window of " + steps + "\n" + draw_timeline(*zenflow.forecast);
     }

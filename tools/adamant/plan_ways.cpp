@@ -37,8 +37,8 @@ selected_part select_part(model const& network, std::size_t gpus, double ratio)
     return result;
 }
 
-// Bytes that go up in a selection and come down before the next: masters, moments and weights of the selected part, and
-// room for its gradients, column by column.
+// Bytes that a selection uploads, and downloads before the next one: masters, moments and weights of the selected part,
+// and room for its gradients, column by column.
 std::size_t image_bytes(plan_request const& r, selected_part const& part)
 {
     std::size_t bytes = array_product(r.grad, part.of_matrices);
@@ -82,10 +82,10 @@ memory_plan zenflow_memory(plan_request r, selected_part const& part, std::size_
                         (twice ? ", twice: one is stepped while the other is accumulated" : "")});
     if (r.machine.unified)
         return result;
-    change(result.host, "gradients", "gradients", gradients, "pinned, whole: rows come down with all of their columns");
+    change(result.host, "gradients", "gradients", gradients, "pinned, whole: rows are downloaded with all columns");
     change(result.host, "device_arrays", "arrays, GPU's part",
            image_bytes(r, part) - array_product(r.grad, part.of_matrices),
-           "between those of the deferred gradients; state comes there in a selection, and for checkpoints");
+           "between those of the deferred gradients; state is downloaded there in a selection, and for checkpoints");
     result.host.push_back({'H', "host_weights", "weights by rows", weights,
                            "of matrices, as the model has them, for checkpoints and where the GPU is left"});
     result.host.push_back({'I', "selected_image", "image of its part", image_bytes(r, part),

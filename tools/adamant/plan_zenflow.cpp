@@ -48,7 +48,7 @@ public:
         double sums_end = backlog_s;
         for (std::size_t i = 1; i <= r_.update_interval; ++i) {
             bool const is_last = i == r_.update_interval;
-            double const down_begin = std::max(gpu, sums_end); // gradients come down from then on
+            double const down_begin = std::max(gpu, sums_end); // downloads of gradients begin then
             double const down = std::max(gpu + r_.backward_s, down_begin + t_.down);
             stall_s += down - (gpu + r_.backward_s);
             add_span(zenflow_row::backward, gpu, down);

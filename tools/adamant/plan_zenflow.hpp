@@ -14,8 +14,8 @@ namespace cli {
 struct zenflow_rates {
     double selected_elems = 0; // with those of vectors, which are always selected
     double deferred_elems = 0;
-    double all_elems = 0;            // all gradients come down: rows come down whole
-    double matrix_elems = 0;         // of all columns: sums are by rows, and weights go up by matrices
+    double all_elems = 0;            // all gradients are downloaded, in whole rows
+    double matrix_elems = 0;         // of all columns: sums are by rows, and whole matrices of weights are uploaded
     std::size_t update_interval = 4; // steps of a window, at least 1
     bool overlap = true;             // apply the deferred gradients of a window during the next one
     // Bytes of an element:
@@ -32,7 +32,7 @@ struct zenflow_rates {
     double up_bytes_per_s = std::numeric_limits<double>::infinity();
     double backward_s = 0;
     double forward_s = 0;
-    double moved_bytes = 0;             // state that a selection copies down, and as much that it copies up
+    double moved_bytes = 0;             // state that a selection downloads; it uploads as much
     std::size_t selection_interval = 0; // windows from one selection to the next; 0: selections are not counted
 };
 
@@ -54,13 +54,13 @@ struct zenflow_forecast {
     std::vector<zenflow_span> timeline; // of a window in the middle of many
 };
 
-// The model: In every step gradients come down during backward, but not before the host has accumulated those of the
-// previous step, which use the same memory. When all are down and their norm is known, the GPU steps the selected part;
-// then the host accumulates, during forward and the next backward. Without overlap a window's last step waits until the
-// host has accumulated and stepped and the weights are up, which are copied while the host steps. With overlap the host
-// steps in the next window, whenever it has nothing to accumulate, and weights go up meanwhile to a second copy; the
-// last step of that window waits for them and publishes them. A selection stops the GPU while state is copied down and
-// then up.
+// The model: every step downloads gradients during backward, but not before the host has accumulated those of the
+// previous step, which use the same memory. When all are downloaded and their norm is known, the GPU steps the selected
+// part; then the host accumulates, during forward and the next backward. Without overlap a window's last step waits
+// until the host has accumulated and stepped and the weights are uploaded; they are uploaded while the host steps. With
+// overlap the host steps in the next window, whenever it has nothing to accumulate, and weights are uploaded meanwhile
+// to a second copy; the last step of that window waits for them and publishes them. A selection stops the GPU while
+// state is downloaded and then uploaded.
 zenflow_forecast forecast_zenflow(zenflow_rates const& rates);
 
 } // namespace cli

@@ -88,7 +88,7 @@ host_tuning tune_with_host(machine const& host, core_request const& request, sha
     if (tuned.of < 2)
         return result;
     std::vector<unsigned> const counts = candidates(tuned.of, tuned.cores);
-    // Allocates the arrays of all splits at once: each round uses all of them.
+    // Allocates the arrays of all splits together: each round uses all of them.
     std::size_t available = available_memory().bytes;
     for (unsigned const count : counts)
         for (rank_cores const& r : adamant::detail::cores_for_trial(host, request, count, tuned.of))

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // A training loop whose optimizer steps on CPU and device concurrently. The device makes gradients layer by layer from
-// the last; the CPU's part of them is copied down and stepped and its weights are copied up, while the device steps its
+// the last. The CPU's part of them is downloaded and stepped and its weights are uploaded, while the device steps its
 // part. The shapes are Qwen2.5-3B's, with as many layers as fit in memory. Forward and backward are waits.
 //
 //   hybrid [--ratio R|auto] [--layers N] [--steps N] [--state NAME] [--link pcie5|c2c|none] [--backward MS]

@@ -303,7 +303,7 @@ void train(option_values const& values)
         batch const examples = draw_batch(text, batch_size, seed, t);
         double losses[micro_batches] = {};
         for (size_t k = 0; k < micro_batches; ++k) {
-            if (k % ranks == 0) { // all ranks at once, each the next of its micro-batches
+            if (k % ranks == 0) { // all ranks together, each the next of its micro-batches
                 size_t const index = k + me;
                 auto const begin = examples.begin() + static_cast<std::ptrdiff_t>(index * micro_size);
                 batch const contexts(begin, begin + static_cast<std::ptrdiff_t>(micro_size));

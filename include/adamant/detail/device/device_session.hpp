@@ -74,7 +74,7 @@ public:
         resets_.fetch_add(1);
         (void)device_->reset(std::chrono::steady_clock::now());
     }
-    // Number of calls of stop() and drop_work(), each of which may have dropped work. Thread-safe.
+    // Number of calls of stop() and drop_work(). Each may have dropped work. Thread-safe.
     [[nodiscard]] std::uint64_t resets() const noexcept { return resets_.load(); }
     // Waits until the device is idle. Stops it if that fails.
     void settle() const noexcept
