@@ -187,15 +187,24 @@ def chunks_table(machines):
     return markdown(["machine", "elements", "at full speed", *(f"{c} chunks a thread" for c in counts)], rows)
 
 
+def three_times(text):
+    try:
+        times = tuple(float(ns) for ns in text.split(","))
+    except ValueError:
+        times = ()
+    if len(times) != 3 or not all(0 <= ns < float("inf") for ns in times):
+        raise argparse.ArgumentTypeError(f"{text!r} is not three times in ns, such as 40,110,220")
+    return times
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--line-ns", help="a cache line within a die, across dies and across sockets")
+    parser.add_argument("--line-ns", type=three_times, help="a cache line within a die, across dies and across sockets")
     parser.add_argument("--into", help="write the table into this file, between its two marks")
     asked = parser.parse_args()
     machines = MACHINES
     if asked.line_ns:
-        line_ns = tuple(float(ns) for ns in asked.line_ns.split(","))
-        machines = {name: (*machine[:4], line_ns) for name, machine in MACHINES.items()}
+        machines = {name: (*machine[:4], asked.line_ns) for name, machine in MACHINES.items()}
     text = f"{designs_table(machines)}\n\nLost by number of chunks, with `{DESIGNS[2]}`:\n\n{chunks_table(machines)}\n"
     if asked.into:
         between_marks.put(pathlib.Path(asked.into), BEGIN, END, text)

@@ -22,4 +22,4 @@ def load_extension(name: str) -> Any:
             spec.loader.exec_module(module)
             return module
     raise ImportError(f"cannot import adamant.torch: {' or '.join(map(str, folders))} has no {name}.abi3.so. Install "
-                      f"the package with pip, or build the target adamant{name}")
+                      "the package with pip, or build the target adamant_python")
