@@ -175,7 +175,7 @@ shows(0 "${row}3.13 s +130 ms +2.0 GB +0.5 GB +14.3 GB +34.6 GB  fits\n" ${zenfl
 shows(0 "${row}3.48 s +480 ms +2.0 GB +2.0 GB " ${zenflow} ${rates} --backward 2 --forward 1 --zenflow 0.1
       --update-interval 1 --no-overlap)
 # Every fourth window the image of 600 MB is downloaded, then uploaded: 240 ms.
-shows(0 "${row}3.02 s +15.0 ms +2.0 GB +0.5 GB .*In a selection the GPU's[ \n]+part" ${zenflow} ${rates} --backward 2 --forward 1
+shows(0 "${row}3.02 s +15.0 ms +2.0 GB +0.5 GB .*A[ \n]+selection[ \n]+downloads[ \n]+the[ \n]+GPU's[ \n]+part" ${zenflow} ${rates} --backward 2 --forward 1
       --zenflow 0.1 --select-interval 13)
 json(0 ${zenflow} --zenflow 0.1 --select-interval 16
      "zenflow,ways,zenflow,down_bytes|2037500000|zenflow,ways,zenflow,up_bytes|537500000|zenflow,select_interval|16|zenflow,selections_counted|ON")
