@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-# omp_env: whatever a launcher or a user sets for OpenMP, the team has the same threads on the same PUs, and the bits are
-# the same. What it is bound to is the tool's word, which comes from the kernel.
+# User reports: prime-rl #3248, DeepSpeed #4687. Whatever a launcher or a user sets for OpenMP, the team has the same threads
+# on the same PUs, and the bits are the same. What it is bound to is the tool's word, which comes from the kernel.
 function(where variable)
     execute_process(COMMAND ${CMAKE_COMMAND} -E env ${ARGN} RESULT_VARIABLE result OUTPUT_VARIABLE out ERROR_VARIABLE err)
     if(NOT result EQUAL 0 OR NOT out MATCHES "(overall digest [^\n]*threads [0-9]+)\n(the [0-9]+ threads are bound to [^\n]*)?")

@@ -192,7 +192,8 @@ shard_sizes gpt2(std::size_t ranks)
 
 } // namespace
 
-TEST_CASE("coarse_ratio: every ratio is reached within half a block on the shards of real models")
+// User reports: DeepSpeed #4775, #4872.
+TEST_CASE("every ratio is reached within half a block on the shards of real models", "[coarse_ratio]")
 {
     shard_sizes flat; // as DeepSpeed's subgroups of a rank
     for (subgroup const& group : form_subgroups(llama(1), 1'000'000'000, 8))
@@ -644,7 +645,8 @@ TEST_CASE("what memory has no room for is refused with the numbers")
     for (std::size_t& size : sizes)
         size *= 2;
     std::size_t const all = sum(sizes);
-    CHECK(mentions(refused(sizes, split_unit::shard, 0.5, all - 1001, 1001), {"no set of whole shards fits both limits"}));
+    CHECK(mentions(refused(sizes, split_unit::shard, 0.5, all - 1001, 1001),
+                   {"no set of whole shards fits both limits"}));
 }
 
 TEST_CASE("a request that cannot be is refused with what is wrong")

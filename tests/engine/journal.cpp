@@ -109,7 +109,8 @@ void check_all(test::random_bits& random)
 
 } // namespace
 
-TEST_CASE("lossy_rollback: a step is rolled back to the bit, whatever the values")
+// Seen in DeepSpeed cpu_adam_impl.cpp.
+TEST_CASE("a step is rolled back to the bit, whatever the values", "[lossy_rollback]")
 {
     test::random_bits random(20);
     check_all<float, void>(random);
@@ -117,7 +118,8 @@ TEST_CASE("lossy_rollback: a step is rolled back to the bit, whatever the values
     check_all<float16, float16>(random);
 }
 
-TEST_CASE("lossy_rollback: many more of them", "[slow]")
+// Seen in DeepSpeed cpu_adam_impl.cpp.
+TEST_CASE("a step is rolled back to the bit, for many more values", "[lossy_rollback][slow]")
 {
     test::random_bits random(23);
     for (int round = 0; round < 5; ++round) {

@@ -50,7 +50,8 @@ TEST_CASE("Any run of the optimizer, many of them", "[slow][once]")
         run_random(seed);
 }
 
-TEST_CASE("clip_kills_overlap: with clipping, shards are stepped as they arrive, with the bits of clipping first")
+// User reports: DeepSpeed superoffload_stage3.py, prime-rl #3234.
+TEST_CASE("with clipping, shards are stepped as they arrive, with the bits of clipping first", "[clip_kills_overlap]")
 {
     for (double const max_norm : {1e9, 1.0}) {
         simple early(50000), late(50000);
@@ -665,7 +666,8 @@ TEST_CASE("What an optimizer is asked wrongly is an error, and nothing is lost")
           }).find("growth_interval is 0") != std::string::npos);
 }
 
-TEST_CASE("host_oom: what an optimizer will allocate is known before it does")
+// User reports: DeepSpeed #6666, bitsandbytes #1402, torchao #959.
+TEST_CASE("what an optimizer will allocate is known before it does", "[host_oom]")
 {
     std::size_t const n = 500000;
     std::vector<simple> shards(3, simple(n));
@@ -714,7 +716,8 @@ TEST_CASE("host_oom: what an optimizer will allocate is known before it does")
     CHECK(plain.seconds > 0);
 }
 
-TEST_CASE("bad_resume: a run that is resumed, cut otherwise, is the run that was not stopped")
+// User reports: NeMo #14243, SkyRL #1403, prime-rl #3561, verl #4870.
+TEST_CASE("a run that is resumed, cut otherwise, is the run that was not stopped", "[bad_resume]")
 {
     std::size_t const n = 3 * norm_block_elems + 100;
     auto const gradients = [&](simple& of, std::uint64_t t, std::size_t begin) {
@@ -941,7 +944,8 @@ TEST_CASE("What passes at set-up is not refused at a step, and what a step would
     CHECK(data.param == last);
 }
 
-TEST_CASE("stale_hyper: learning rate, weight decay and loss scale are those of the step, not of the one before")
+// User reports: DeepSpeed #7905, #7627, #7906.
+TEST_CASE("learning rate, weight decay and loss scale are those of the step, not of the one before", "[stale_hyper]")
 {
     float const grad = 0.5f;
     std::vector<float> param(10, 1.0f), gradient(10), exp_avg(10), exp_avg_sq(10);

@@ -190,7 +190,8 @@ TEST_CASE("inside the caller's own parallel region all the work is done, by the 
     }
 }
 
-TEST_CASE("omp_env: the thread count does not come from OpenMP's settings, and they are left alone")
+// User reports: prime-rl #3248, Megatron-LM fork #188, DeepSpeed #4687.
+TEST_CASE("the thread count does not come from OpenMP's settings, and they are left alone", "[omp_env]")
 {
     int const before = omp_get_max_threads();
     int const dynamic = omp_get_dynamic();

@@ -191,7 +191,8 @@ TEST_CASE("the kernel is asked for huge pages, or for none")
     CHECK(mentions(flags_of(memory_block(4 * mib, with(page_kind::normal)).data()), " nh "));
 }
 
-TEST_CASE("thp_off: where a process gets no huge pages, the report says so and a requirement fails")
+// User reports: systemd #39085.
+TEST_CASE("where a process gets no huge pages, the report says so and a requirement fails", "[thp_off]")
 {
     // Returns the number of the first thing that is wrong.
     auto const check = [](bool off) {
@@ -339,7 +340,8 @@ TEST_CASE("sizes that no machine has are refused")
     CHECK(refusal([&] { buffer<float>{wraps_to_4}; }).find(std::to_string(wraps_to_4)) != std::string::npos);
 }
 
-TEST_CASE("host_oom: too much memory is refused before anything is mapped")
+// User reports: DeepSpeed #6666, bitsandbytes #1402, torchao #959.
+TEST_CASE("too much memory is refused before anything is mapped", "[host_oom]")
 {
     std::size_t const much = std::size_t{1} << 44;
     std::size_t const before = mappings_of(96 * mib);
@@ -784,7 +786,9 @@ TEST_CASE("hugetlb pages are bound only where that is required and the nodes hav
     CHECK(bound.report().notes.empty());
 }
 
-TEST_CASE("no_numactl: where binding is refused, as in containers, memory is there all the same, or it is said why not")
+// User reports: DeepSpeed #4971, #6565, sglang #28401, vllm #45438.
+TEST_CASE("where binding is refused, as in containers, memory is there all the same, or it is said why not",
+          "[no_numactl]")
 {
     // Returns the number of the first thing that is wrong.
     auto const check = [](std::string const& call) {

@@ -661,7 +661,8 @@ TEST_CASE("where threads may not be bound, the advice follows the error")
 }
 #endif
 
-TEST_CASE("slurm_mask: a process that is confined to one PU has a team there and nowhere else")
+// User reports: DeepSpeed #7478, sglang #39552.
+TEST_CASE("a process that is confined to one PU has a team there and nowhere else", "[slurm_mask]")
 {
     machine const here = live_machine();
     if (here.allowed.size() < 2) {

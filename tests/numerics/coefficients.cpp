@@ -52,7 +52,8 @@ TEST_CASE("the power is right to the last bits over the whole life of a run")
         }
 }
 
-TEST_CASE("step_drift: coefficients depend on the step number alone, and match a product carried in long double")
+// User reports: DeepSpeed #7819, #1823, #1643.
+TEST_CASE("coefficients depend on the step number alone, and match a product carried in long double", "[step_drift]")
 {
     hyperparameters const hyper{.lr = 1e-3, .beta1 = 0.9, .beta2 = 0.999};
     long double product1 = 1;
@@ -81,7 +82,8 @@ TEST_CASE("without bias correction the step number does not matter")
     CHECK(make_coefficients(hyper, 1).inv_sqrt_bias2 == 1);
 }
 
-TEST_CASE("decay_mode: L2 and decoupled decay go to different coefficients")
+// User reports: DeepSpeed #5214, #493, bitsandbytes #2010.
+TEST_CASE("L2 and decoupled decay go to different coefficients", "[decay_mode]")
 {
     hyperparameters hyper{.lr = 0.5, .weight_decay = 0.25, .mode = decay_mode::l2};
     CHECK(make_coefficients(hyper, 1).l2 == 0.25f);

@@ -111,7 +111,8 @@ bool splits_rightly(std::uint32_t own)
 }
 } // namespace
 
-TEST_CASE("split_ties: a master's halves add up to it, and its weight is the nearest bfloat16, ties away from zero")
+// User reports: apex #1842, AReno #498.
+TEST_CASE("a master's halves add up to it, and its weight is the nearest bfloat16, ties away from zero", "[split_ties]")
 {
     test::random_bits random(12);
     for (std::uint32_t upper = 0; upper < 0x10000; ++upper)
@@ -125,7 +126,8 @@ TEST_CASE("split_ties: a master's halves add up to it, and its weight is the nea
     CHECK(bits(joined_master({0x7f80}, {0xffff})) == 0x7f7fffff);
 }
 
-TEST_CASE("split_ties: splitting is one to one for every master", "[big][once]")
+// User reports: apex #1842, AReno #498.
+TEST_CASE("splitting is one to one for every master", "[split_ties][big][once]")
 {
     std::uint32_t wrong = 0;
     std::uint32_t own = 0;

@@ -93,9 +93,10 @@ errors measure(hyperparameters const& h)
 } // namespace
 
 // Both are some roundings of the same size, so the one is below the other stochastically; 1 % covers the chance.
-TEST_CASE("decay_mode: the reference implementation is no further from exact Adam and AdamW than PyTorch's formula, "
-          "with large decay too",
-          "[slow]")
+// User reports: DeepSpeed #5214, #493, bitsandbytes #2010.
+TEST_CASE(
+    "the reference implementation is no further from exact Adam and AdamW than PyTorch's formula, with large decay too",
+    "[decay_mode][slow]")
 {
     for (decay_mode const mode : {decay_mode::decoupled, decay_mode::l2})
         for (double const weight_decay : {0.0, 0.01, 0.5})
@@ -112,9 +113,10 @@ TEST_CASE("decay_mode: the reference implementation is no further from exact Ada
 
 // 0.9f + 0.1f is not 1, and a first moment made of the two carries 2.2e-7 of that. PyTorch's lerp does not. It shows
 // where a parameter moves by its own size in 100 steps, and stays a matter of units in the last place.
-TEST_CASE("decay_mode: with betas that no float holds the reference implementation is as close at usual learning "
-          "rates, and near at large ones",
-          "[slow]")
+// User reports: DeepSpeed #5214, #493, bitsandbytes #2010.
+TEST_CASE("with betas that no float holds the reference implementation is as close at usual learning rates, and near "
+          "at large ones",
+          "[decay_mode][slow]")
 {
     for (decay_mode const mode : {decay_mode::decoupled, decay_mode::l2})
         for (double const lr : {1e-4, 1e-2}) {
@@ -149,7 +151,7 @@ TEST_CASE("every NaN result is the canonical one, and infinities pass")
     CHECK(bits(e.exp_avg_sq) == 0x7f800000u);
 }
 
-TEST_CASE("subnormal_cliff: an idle moment reaches zero instead of staying at a subnormal")
+TEST_CASE("an idle moment reaches zero instead of staying at a subnormal", "[subnormal_cliff]")
 {
     hyperparameters const h{};
     reference::element e{0.5f, 1e-30f, 1e-30f};

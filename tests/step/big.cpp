@@ -52,7 +52,8 @@ private:
 
 } // namespace
 
-TEST_CASE("big_tensor: every element past 2^31 and 2^32 is updated, once per pass", "[big]")
+// User reports: DeepSpeed #7640, #679, ColossalAI #633.
+TEST_CASE("every element past 2^31 and 2^32 is updated, once per pass", "[big_tensor][big]")
 {
     for (std::size_t const n : test::sizes{(std::size_t{1} << 31) + tail_elems, (std::size_t{1} << 32) + tail_elems}) {
         long_array const param(n), grad(n), exp_avg(n), exp_avg_sq(n);

@@ -41,7 +41,8 @@ machine machine_of(unsigned cores, double quota, unsigned pus_of_core = 1)
 
 } // namespace
 
-TEST_CASE("cpu_quota: the least of all ancestors counts, of either version")
+// User reports: llvm #225493, Megatron fork #188.
+TEST_CASE("the least of all ancestors counts, of either version", "[cpu_quota]")
 {
     fake_root root;
     auto const is = [&](double cpus, std::string const& source) {
@@ -103,7 +104,8 @@ TEST_CASE("cpu_quota: the least of all ancestors counts, of either version")
     }
 }
 
-TEST_CASE("cpu_quota: threads keep within each rank's part of it, and one is always there")
+// User reports: llvm #225493, Megatron fork #188.
+TEST_CASE("threads keep within each rank's part of it, and one is always there", "[cpu_quota]")
 {
     CHECK(threads_within(0, 1, 64) == 64);
     CHECK(threads_within(0, 8, 64) == 64);
@@ -117,7 +119,9 @@ TEST_CASE("cpu_quota: threads keep within each rank's part of it, and one is alw
     CHECK(threads_within(2, 0, 64) == 2);
 }
 
-TEST_CASE("cpu_quota: the optimizer's share of the cores keeps within it, numbers and lists do not, and why says so")
+// User reports: llvm #225493, Megatron fork #188.
+TEST_CASE("the optimizer's share of the cores keeps within it, numbers and lists do not, and why says so",
+          "[cpu_quota]")
 {
     machine const m = machine_of(64, 2.5);
     std::vector<core_request> shares(5);
@@ -160,7 +164,8 @@ TEST_CASE("cpu_quota: the optimizer's share of the cores keeps within it, number
     CHECK(mentions(both.why, "less than the optimizer's 2 threads"));
 }
 
-TEST_CASE("cpu_quota: a tuning result says which quota it is for")
+// User reports: llvm #225493, Megatron fork #188.
+TEST_CASE("a tuning result says which quota it is for", "[cpu_quota]")
 {
     shard_format const& format = all_formats().front();
     tuned_cores saved;
@@ -175,7 +180,8 @@ TEST_CASE("cpu_quota: a tuning result says which quota it is for")
                    "CPU quota was none and is 2;"));
 }
 
-TEST_CASE("cpu_quota: threads that nobody counted keep within it, and ranks have PUs of their own")
+// User reports: llvm #225493, Megatron fork #188.
+TEST_CASE("threads that nobody counted keep within it, and ranks have PUs of their own", "[cpu_quota]")
 {
     pu_set const all = detail::select_pus_within_quota(0);
     CHECK(all == detail::select_pus(0));

@@ -358,7 +358,7 @@ void check(tally const& t)
 
 } // namespace
 
-TEST_CASE("gpu_locality: no assignment of ranks to the nodes of small machines is better")
+TEST_CASE("no assignment of ranks to the nodes of small machines is better")
 {
     std::vector<machine> const machines = {server(2, 1, 12, {0, 0, 1, 1}),    server(1, 4, 12, {0, 1, 3}),
                                            server(2, 2, 12, {1, 1, 3, 3}),    server(4, 1, 12, {0, 1, 2, 3}),
@@ -439,7 +439,7 @@ std::vector<machine> large_machines_of_few_ranks()
 
 } // namespace
 
-TEST_CASE("gpu_locality: no way to share the nodes of small machines out to fewer ranks is better")
+TEST_CASE("no way to share the nodes of small machines out to fewer ranks is better")
 {
     tally t;
     judge_few_ranks(machines_of_few_ranks(), 25, 8, t);
@@ -447,7 +447,7 @@ TEST_CASE("gpu_locality: no way to share the nodes of small machines out to fewe
     CHECK(t.compared == t.tried);
 }
 
-TEST_CASE("gpu_locality: no way to share the nodes of large machines out to fewer ranks is better")
+TEST_CASE("no way to share the nodes of large machines out to fewer ranks is better")
 {
     tally t;
     judge_few_ranks(large_machines_of_few_ranks(), 8, 10, t);
@@ -455,7 +455,7 @@ TEST_CASE("gpu_locality: no way to share the nodes of large machines out to fewe
     CHECK(t.compared > t.tried / 4);
 }
 
-TEST_CASE("gpu_locality: no way to share nodes out to fewer ranks is better, in many runs", "[slow]")
+TEST_CASE("no way to share nodes out to fewer ranks is better, in many runs", "[slow]")
 {
     tally t;
     for (std::uint64_t seed = 100; seed < 104; ++seed) {
@@ -466,7 +466,7 @@ TEST_CASE("gpu_locality: no way to share nodes out to fewer ranks is better, in 
     CHECK(t.compared > t.tried / 2);
 }
 
-TEST_CASE("gpu_locality: no exchange and no idle core helps a rank of a large machine")
+TEST_CASE("no exchange and no idle core helps a rank of a large machine")
 {
     std::vector<machine> const machines = {dgx_a100(), server(4, 1, 72, {0, 1, 2, 3}), server(2, 2, 32, {0, 1, 2, 3}),
                                            server(2, 3, 24, {0, 2, 3, 5}), server(2, 4, 16, {0, 0, 0, 0, 0, 0, 0, 0})};
@@ -481,7 +481,7 @@ TEST_CASE("gpu_locality: no exchange and no idle core helps a rank of a large ma
     check(t);
 }
 
-TEST_CASE("gpu_locality: ranks that share GPUs of a DGX A100 in NPS4 have a node each, as near as can be")
+TEST_CASE("ranks that share GPUs of a DGX A100 in NPS4 have a node each, as near as can be")
 {
     tally t;
     std::vector<std::string> const gpus = {"5", "7", "6", "2", "4", "5", "2", "7"};

@@ -408,7 +408,8 @@ TEST_CASE("GPUs are accelerators and, where there is none, display adapters")
     CHECK(gpus(management, gaming) == texts{"0001:01:00.0 10de:2330 near 2-3"});
 }
 
-TEST_CASE("node_without_memory: cores whose node has no DIMM have no memory of their own")
+// User reports: numactl #165.
+TEST_CASE("cores whose node has no DIMM have no memory of their own", "[node_without_memory]")
 {
     std::ifstream whole(file("48amd64-4pa2n6c-sparse.xml"));
     std::string text(std::istreambuf_iterator<char>(whole), {});
@@ -667,7 +668,8 @@ TEST_CASE("this machine may use what the kernel lets it")
     CHECK(!free.allowed.empty());
 }
 
-TEST_CASE("slurm_mask: a process that was confined may use no more than that")
+// User reports: DeepSpeed #7478, sglang #39552.
+TEST_CASE("a process that was confined may use no more than that", "[slurm_mask]")
 {
     pu_set const all = parse_index_set(ask_child({}).affinity);
     for (unsigned const pu : {all.front(), all.members().back()}) {
@@ -680,7 +682,8 @@ TEST_CASE("slurm_mask: a process that was confined may use no more than that")
         WARN("skipped: with a single PU nothing can be confined");
 }
 
-TEST_CASE("omp_env: what OpenMP's variables bind is not taken for what the process may use")
+// User reports: prime-rl #3248, Megatron-LM fork #188, DeepSpeed #4687.
+TEST_CASE("what OpenMP's variables bind is not taken for what the process may use", "[omp_env]")
 {
     pu_set const all = parse_index_set(ask_child({}).affinity);
     std::string const last = std::to_string(all.members().back());

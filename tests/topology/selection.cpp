@@ -937,7 +937,8 @@ TEST_CASE("slurm_mask smt_ecores: selection keeps its promises on machines that 
     CHECK(count > tried / 2);
 }
 
-TEST_CASE("slurm_mask: the mask of the issue, on two nodes of 24 cores")
+// User reports: DeepSpeed #7478, sglang #39552.
+TEST_CASE("the mask of DeepSpeed's issue, on two nodes of 24 cores", "[slurm_mask]")
 {
     machine const m = machine_from_synthetic("pack:2 [numa] core:24 pu:1");
     core_request request;
@@ -965,7 +966,8 @@ TEST_CASE("slurm_mask: the mask of the issue, on two nodes of 24 cores")
     CHECK(answer(m, request) == lines{"22-23|21|0", "25-26|24|1"});
 }
 
-TEST_CASE("smt_ecores: a notebook of 6 fast and 8 slow cores")
+// User reports: DeepSpeed #6629, home-ops #9050.
+TEST_CASE("a notebook of 6 fast and 8 slow cores", "[smt_ecores]")
 {
     machine const m = machine_from_xml(file("20em64t-hybrid-1p6c2t-2ca4co1t"));
     core_request request;
@@ -1516,7 +1518,8 @@ TEST_CASE("requests that this machine cannot serve are refused, with what there 
     CHECK(mentions(refused([](core_request&) {}), {"this process may use no PU", "none are allowed"}));
 }
 
-TEST_CASE("node_without_memory: state goes to the nearest node that has memory")
+// User reports: numactl #165.
+TEST_CASE("state goes to the nearest node that has memory", "[node_without_memory]")
 {
     machine m = machine_of({4, 4, 4, 4}); // two packages of two nodes
     m.packages = {{m.nodes[0].pus | m.nodes[1].pus}, {m.nodes[2].pus | m.nodes[3].pus}};
@@ -1554,7 +1557,8 @@ TEST_CASE("node_without_memory: state goes to the nearest node that has memory")
     CHECK(answer(m, request)[0].ends_with("|0,3"));
 }
 
-TEST_CASE("node_without_memory: a GPU's memory is nobody's, and DRAM is before memory without CPUs")
+// User reports: numactl #165.
+TEST_CASE("a GPU's memory is nobody's, and DRAM is before memory without CPUs", "[node_without_memory]")
 {
     machine m = machine_of({4, 4});
     for (memory_kind const kind : {memory_kind::gpu, memory_kind::hbm, memory_kind::nvm, memory_kind::other})
@@ -1579,7 +1583,7 @@ TEST_CASE("node_without_memory: a GPU's memory is nobody's, and DRAM is before m
     CHECK(answer(m, {})[0].ends_with("|"));
 }
 
-TEST_CASE("main_node: allowed, DRAM, near, the lowest")
+TEST_CASE("the main node is allowed, of DRAM, near, and the lowest")
 {
     machine m;
     CHECK(main_node(m, {0}) == no_node);
