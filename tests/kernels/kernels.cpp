@@ -428,7 +428,7 @@ TEST_CASE("the bounds of the guard: first moments that fade, and move their para
         }
 }
 
-TEST_CASE("rounding to bfloat16 by two operations is right for all that the ordinary path stores", "[both]")
+TEST_CASE("rounding to bfloat16 by two operations is right for all that the ordinary path stores", "[once][slow]")
 {
     float_mode_scope const mode(subnormals::flushed);
     std::size_t wrong = 0;
@@ -764,7 +764,7 @@ TEST_CASE("conversions of the kernels: every float16 and bfloat16 in and out")
     }
 }
 
-TEST_CASE("conversions of the kernels: floats around every number and every tie of the 16-bit formats", "[sweep]")
+TEST_CASE("conversions of the kernels: floats around every number and every tie of the 16-bit formats", "[sweep][slow]")
 {
     // The upper 16 bits are those of every bfloat16; the lower ones lie at and around ties of bfloat16, float16 and
     // split masters. A float16's subnormals have their ties among the upper bits.
