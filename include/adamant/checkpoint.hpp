@@ -20,16 +20,18 @@ ADAMANT_BEGIN_NAMESPACE
 /// The arrays of a parameter that are state.
 enum class state_array : std::uint8_t { param, exp_avg, exp_avg_sq };
 
+/// Name of the array, such as "exp_avg".
 [[nodiscard]] constexpr std::string_view name(state_array array) noexcept
 {
     return array == state_array::param ? "param" : array == state_array::exp_avg ? "exp_avg" : "exp_avg_sq";
 }
 
-/// Reads bytes of a state that are not simply in memory: from a file, which may be cut short meanwhile, or of split
-/// masters.
+/// Reads bytes of a state that are not an array in memory: bytes of a file, which may be truncated meanwhile, or of
+/// split masters, which are joined when they are read.
 class state_source {
 public:
-    /// Copies bytes at an offset from a tensor's `data`, which may be null. Thread-safe.
+    /// Copies `bytes` bytes from `src`, which is a tensor's `data` plus an offset. `data` may be null; `src` is then
+    /// the offset alone. Thread-safe.
     /// @throws corrupted or unavailable if they can no longer be read
     virtual void read(std::byte const* src, std::size_t bytes, std::byte* dst) const = 0;
 
@@ -38,7 +40,7 @@ protected:
     ~state_source() = default;
 };
 
-/// Writes bytes of a state that are not simply in memory: split masters.
+/// Writes bytes of a state that are not an array in memory: split masters.
 class state_target {
 public:
     /// Copies whole elements to an address of this target. Thread-safe for distinct elements.
@@ -57,12 +59,13 @@ struct state_tensor {
     dtype type = dtype::float32;            ///< element type
     std::size_t begin = 0;                  ///< index of the first element in the param
     std::size_t elements = 0;               ///< number of elements
-    /// array_bytes(type, elements) bytes of any alignment. Null in a state() without elements and for split masters,
-    /// which have no float32 array: read_elements() copies their elements.
+    /// array_bytes(type, elements) bytes of any alignment. Null in the result of state() for a tensor without elements
+    /// and for split masters, which have no float32 array: read_elements() copies their elements.
     std::byte const* data = nullptr;
     /// If not null, loading and saving read through it instead of `data`.
     state_source const* source = nullptr;
-    state_target const* target = nullptr; ///< the same for an optimizer's own arrays, which a state is loaded into
+    state_target const* target =
+        nullptr; ///< if not null, loading a state into an optimizer's own arrays writes through it
 };
 
 namespace detail {
@@ -78,8 +81,7 @@ namespace detail {
 /// Copies elements of a tensor, beginning with number `begin`, to memory of
 /// array_bytes(tensor.type, elements) bytes. Thread-safe.
 /// @throws invalid_argument for elements that it does not have and for a part of a group (see elems_together()); what
-/// its
-///         source throws
+/// its source throws
 inline void read_elements(state_tensor const& tensor, std::size_t begin, std::size_t elements, std::byte* to)
 {
     if (begin > tensor.elements || elements > tensor.elements - begin)
@@ -102,9 +104,10 @@ inline void read_elements(state_tensor const& tensor, std::size_t begin, std::si
 
 /// A param of a state: its name, group and shape.
 struct state_param {
-    std::string name;               ///< that no other parameter has
-    std::vector<std::size_t> shape; ///< of the whole parameter; its product is the number of elements; empty: one
-    std::size_t group = 0;          ///< index in state_dict::groups
+    std::string name; ///< name; no other parameter has it
+    std::vector<std::size_t>
+        shape;             ///< shape of the whole parameter: the product is the number of elements; empty: one element
+    std::size_t group = 0; ///< index in state_dict::groups
 };
 
 /// The state of an optimizer as plain data.

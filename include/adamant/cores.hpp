@@ -38,7 +38,8 @@ enum class memory_kind {
     return "?";
 }
 
-/// Node of a core without local memory: the node has no DIMM, is offline, or is hidden by the cgroup.
+/// Value of topology::core::node for a core without local memory: its node has no DIMM, is offline, or is hidden by the
+/// cgroup.
 inline constexpr unsigned no_node = ~0u;
 
 /// Parts of a machine.
@@ -48,7 +49,7 @@ namespace topology {
 ///
 /// Cores are numbered by their index in machine::cores, in hwloc's logical order: neighbors share caches.
 struct core {
-    pu_set pus;              ///< all online hardware threads of the core; one without SMT
+    pu_set pus;              ///< all online hardware threads of the core; a single one without SMT
     unsigned package = 0;    ///< index in machine::packages
     unsigned node = 0;       ///< index of its local memory in machine::nodes, or no_node; see main_node()
     unsigned efficiency = 0; ///< speed class, largest for the fastest cores; 0 for all cores if unknown
@@ -133,27 +134,28 @@ struct machine {
 /// @throws unavailable, invalid_argument  as machine_from_xml() and machine_from_synthetic() do.
 [[nodiscard]] machine read_machine(std::string const& file_or_description);
 
-/// Selects the cores of each rank on the host, for optimizer and host framework, with reasons.
+/// Selects the cores of the optimizer and of the host framework for each rank on this machine, and says why.
 ///
 /// The result is in the order of ranks. A pure function, so ranks that call it separately agree; thread-safe. It
 /// guarantees, in order of priority:
 ///   - Only allowed PUs are used.
-///   - No core is assigned twice, whether within a rank or to two ranks. The exception are ranks that their launcher
-///     bound to halves of a core; `why` then says so.
+/// - No core is assigned twice, within a rank or to two ranks, unless a launcher bound ranks to different PUs of one
+///   core; `why` then says so.
 ///   - The optimizer and the host framework each have a core if the rank has two.
 ///   - A rank stays inside one NUMA node if all ranks can; else its optimizer does, if all optimizers can.
-///   - Ranks share memory bandwidth evenly, because it bounds a step: NUMA nodes have equally many ranks, to within
-///   one, if they have the cores. With fewer ranks than nodes, all cores are assigned.
-///   - Among the remaining assignments it selects the one with the optimizers nearest to their GPUs: the least sum over
-///     ranks of the mean distance of the optimizer's cores, which is 0 near the GPU, 1 in its package, 2 elsewhere. A
-///     rank without a GPU has no preference. With fewer ranks than nodes, optimizers first get as few nodes as possible
-///     in sum. That is the best for the ranks' given core counts. If that takes a search of more than milliseconds (on
-///     some machines of 8 or more nodes), or if a node's cores differ in distance to a GPU, it is a local optimum: no
-///     exchange of cores between two ranks improves it.
-///   - Ties are resolved by assigning ranks in the order of the machine.
+/// - Ranks share memory bandwidth evenly, because it bounds a step: the numbers of ranks on NUMA nodes differ by at
+///   most one if the nodes have enough cores. With fewer ranks than nodes, all cores are assigned.
+/// - Among the remaining assignments it selects the one whose optimizers are nearest to their GPUs. It minimizes the
+///   sum over ranks of the mean distance of the optimizer's cores to the GPU. A distance is 0 for PUs close to the GPU,
+///   1 in its package, 2 elsewhere. A rank without a GPU has no preference. With fewer ranks than nodes, minimizing the
+///   total number of nodes that the optimizers use comes first. The result is optimal for the given core counts of the
+///   ranks. If an optimal result would take a search of more than some milliseconds (on some machines of 8 or more
+///   nodes), or if a node's cores differ in distance to a GPU, the result is a local optimum: no exchange of cores
+///   between two ranks improves it.
+/// - Of equal assignments it selects the one that gives the ranks cores in the order of the machine.
 ///   - Ranks have equal shares of fast and slow cores.
-///   - The optimizer has at most as many threads as its rank's share of the CPU quota keeps busy. An explicit number or
-///     list of cores may exceed that; `why` then says so.
+/// - The optimizer gets at most as many PUs as its rank's share of the CPU quota can keep busy. An explicit number or
+///   list of cores may exceed that; `why` then says so.
 /// @throws invalid_argument  for a request that contradicts itself.
 /// @throws unavailable  for a request that this machine cannot serve; the message says what is available.
 [[nodiscard]] std::vector<rank_cores> select_cores(machine const& machine, core_request const& request);
@@ -179,14 +181,14 @@ struct local_rank {
 ///
 /// Locations are "numa:LIST" (the operating system's indexes, as in numactl), "package:LIST" and "core:LIST" (indexes
 /// in the machine, from 0), joined by '+'. A location stands for all of its online PUs.
-/// @throws invalid_argument  for any other text; a line of the message points at the wrong character.
+/// @throws invalid_argument  for any other text; a line of the message marks the first invalid character.
 [[nodiscard]] pu_set parse_pus(std::string_view text, machine const& machine);
 
 /// Returns the index in machine.nodes of the memory that a core with these PUs should use, or no_node.
 ///
 /// Candidates are the nodes that are local to all of the PUs and may hold state. The order of preference is: allowed
 /// nodes; DRAM before HBM before the rest, because optimizer state is large and faster memory is small; the closest
-/// node (local to the fewest PUs); the lowest index.
+/// node (local to the fewest PUs); the lowest os_index.
 [[nodiscard]] unsigned main_node(machine const& machine, pu_set const& pus);
 
 ADAMANT_END_NAMESPACE

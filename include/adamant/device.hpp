@@ -21,6 +21,7 @@
 
 ADAMANT_BEGIN_NAMESPACE
 
+/// What updates a piece: the CPU, or a device.
 enum class backend_kind : std::uint8_t { cpu, device };
 
 /// Elements [begin, begin + elems) of one shard. begin is a multiple of norm_block_elems, so that cuts change no sum.

@@ -28,7 +28,7 @@ struct float16 {
     friend bool operator==(float16, float16) = default;
 };
 
-/// The lower half of a float32 master whose upper half is a bfloat16 weight; see split_master() in dtype.hpp.
+/// The 16-bit residual of a split float32 master: master = weight + residual; see split_master().
 struct split_float32 {
     std::uint16_t bits; ///< the lower 16 bits of the master
     /// Compares all members.
@@ -216,7 +216,7 @@ inline constexpr dtype dtype_of = [] {
 {
     return visit_storage(type, [](auto format) { return format.is_param; });
 }
-/// Whether gradients, whole params and published weights may have the type.
+/// Whether gradients, params that are not split, and published weights may have the type.
 [[nodiscard]] constexpr bool is_element_type(dtype type) noexcept
 {
     return visit_storage(type, [](auto format) { return format.is_element; });
@@ -323,7 +323,7 @@ struct split_parts {
 }
 [[nodiscard]] constexpr float joined_master(bfloat16 weight, split_float32 low) noexcept
 {
-    std::uint32_t const borrowed = low.bits >> 15; ///< a low half of 2^15 and above counts as negative
+    std::uint32_t const borrowed = low.bits >> 15; // a residual of 2^15 and above counts as negative
     return std::bit_cast<float>((std::uint32_t{weight.bits} << 16) + low.bits - (borrowed << 16));
 }
 

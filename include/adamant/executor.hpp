@@ -23,7 +23,8 @@ struct slice {
     [[nodiscard]] std::size_t size() const noexcept { return end - begin; }
 };
 
-/// Division of n elements into chunks of whole granules. Chunks differ by at most one granule.
+/// Division of n elements into chunks of whole granules (granule_elems = 64 elements). Chunks differ by at most one
+/// granule.
 struct chunking {
     std::size_t n = 0;      ///< number of elements
     std::size_t chunks = 1; ///< number of chunks
@@ -34,8 +35,9 @@ struct chunking {
     {
         return {first_element(begin), end == chunks ? n : first_element(end)};
     }
-    /// Elements that a thread starts with, every time. The ranges of all threads are disjoint, in order and cover all
-    /// elements. They differ by at most a granule, or by a chunk if chunks cannot be shared out evenly.
+    /// Elements that a thread starts with, the same in every call. The ranges of all threads are disjoint, in order and
+    /// cover all elements. Their sizes differ by at most a granule, or by a chunk if the chunks cannot be divided
+    /// evenly among the threads.
     [[nodiscard]] constexpr slice home(unsigned thread) const noexcept
     {
         std::size_t const most = chunks / threads; // a product could overflow
@@ -53,15 +55,16 @@ private:
     }
 };
 
-/// Default limit of a chunk: with larger chunks other threads would wait for the last one.
+/// Default maximum of elements in a chunk. With larger chunks, the other threads would wait longer for the thread with
+/// the last chunk.
 inline constexpr std::size_t default_max_chunk_elems = 65536;
-/// Smallest such limit; a small n is cut into smaller chunks.
+/// Smallest value of that maximum. A small n is still divided into smaller chunks.
 inline constexpr std::size_t min_chunk_elems = 4096;
 
-/// Divides n elements among up to `threads` threads of at least min_slice_elems (at least 1) each. A thread gets about
-/// sixteen chunks, so that others can steal some if it is delayed, and all threads get equally many: a thread with one
-/// more would finish a sixteenth later. Taking a chunk costs at most a hundredth of working on it, and no chunk has
-/// more than max_chunk_elems.
+/// Divides n elements among up to `threads` threads, so that each gets at least min_slice_elems elements.
+/// min_slice_elems is at least 1. A thread gets about sixteen chunks, so that others can steal some if it is delayed,
+/// and all threads get equally many: a thread with one more would finish a sixteenth later. Taking a chunk costs at
+/// most a hundredth of working on it, and no chunk has more than max_chunk_elems.
 [[nodiscard]] constexpr chunking chunks_of(std::size_t n, unsigned threads, std::size_t min_slice_elems,
                                            std::size_t max_chunk_elems = default_max_chunk_elems) noexcept
 {
@@ -85,13 +88,14 @@ inline constexpr std::size_t step_elem_bytes = 28;
 struct executor_options {
     isa tier = isa::automatic; ///< automatic: ADAMANT_ISA if set, else the best that the CPU has
     /// Number of threads. 0: one for each core that this process may use, within this rank's part of the CPU quota, or
-    /// one for each PU in `pus`. 1: the calling thread, or a bound thread if `pus` or a binding is given. Threads
-    /// beyond the PUs share PUs.
+    /// one for each PU in `pus`. 1: the calling thread, or a bound thread if `pus` or a binding is given. If there are
+    /// more threads than PUs, threads share PUs.
     unsigned threads = 0;
     pu_set pus = {};                   ///< see team_options; empty: PUs of this process, one of each core first
     binding bind = binding::automatic; ///< whether the threads must be bound
-    /// Least elements of a float32 step for each thread; with less work, fewer threads are used, because handing work
-    /// over costs about what a thread saves. Work that moves fewer bytes per element needs more elements.
+    /// Minimum number of elements for each thread in a float32 step. With less work, fewer threads are used: handing
+    /// work to one more thread would cost about as much time as that thread saves. Work that moves fewer bytes per
+    /// element needs more elements.
     std::size_t min_slice_elems = 16384;
     /// Most elements of a chunk (rounded down to a multiple of 64, at least 4096); tune_cores() tries others.
     std::size_t max_chunk_elems = default_max_chunk_elems;
@@ -108,8 +112,7 @@ class executor {
 public:
     /// Creates the threads.
     /// @throws unavailable if the CPU lacks the instruction set, or threads cannot be created or bound;
-    /// invalid_argument if
-    ///         ADAMANT_ISA does not name an instruction set
+    /// invalid_argument if ADAMANT_ISA does not name an instruction set
     explicit executor(executor_options const& options = {});
 
     /// Uses an existing team with its threads, PUs and binding.
@@ -123,26 +126,27 @@ public:
     [[nodiscard]] isa tier() const noexcept;
     /// Most threads that a call uses.
     [[nodiscard]] unsigned threads() const noexcept;
-    /// CPUs that the cgroups of this process allowed at construction, shared by all ranks in them; 0: no quota. Only
-    /// explicit threads and PUs exceed it.
+    /// CPU quota in CPUs, which the cgroups of this process set at construction. All ranks in these cgroups share it.
+    /// 0: no quota. Only an explicit `threads` or `pus` option can exceed it.
     [[nodiscard]] double cpu_quota() const noexcept;
     /// The team; null if the calling thread does the work.
     [[nodiscard]] std::shared_ptr<adamant::team> const& team() const noexcept;
 
-    /// How n elements are divided, if the work moves that many bytes of memory for each.
+    /// Returns how n elements are divided if the work moves elem_bytes bytes of memory for each.
     [[nodiscard]] chunking chunks(std::size_t n, std::size_t elem_bytes = step_elem_bytes) const noexcept;
     /// See executor_options::max_chunk_elems.
     [[nodiscard]] std::size_t max_chunk_elems() const noexcept;
     /// How far ahead steps prefetch.
     [[nodiscard]] std::uint32_t prefetch_bytes() const noexcept;
 
-    /// Whether the calling thread does n elements itself, because that is faster than a hand-over.
+    /// Whether the calling thread works on n elements itself: there is no team, or handing the work to the team would
+    /// take longer.
     [[nodiscard]] bool works_itself(std::size_t n, std::size_t elem_bytes = step_elem_bytes) const noexcept;
 
     /// Calls work(slice) in parallel for disjoint slices that together are all n elements, and returns when all are
-    /// done. Each thread starts with the same slices every time and then steals from others. The calling thread does
-    /// small amounts of work; elem_bytes, the bytes of memory that the work moves for each element, decides what is
-    /// small. Returns the number of threads. Throws what work and team::submit() throw.
+    /// done. Each thread starts with the same slices every time and then steals from others. If the work is small, the
+    /// calling thread does all of it. What is small depends on elem_bytes, the bytes of memory that the work moves for
+    /// each element. Returns the number of threads. Throws what work and team::submit() throw.
     template <class Work>
     ADAMANT_ALWAYS_INLINE unsigned for_each_slice(std::size_t n, Work const& work,
                                                   std::size_t elem_bytes = step_elem_bytes) const
@@ -157,8 +161,8 @@ public:
         return cut.threads;
     }
 
-    /// Calls work(slice) in each thread for its first elements in for_each_slice(), so that the thread that uses memory
-    /// touches it first. No stealing. Throws as for_each_slice().
+    /// Calls work(slice) in each thread for the elements that this thread starts with in for_each_slice(), so that
+    /// memory is first touched by the thread that uses it. No stealing. Throws as for_each_slice().
     template <class Work>
     ADAMANT_ALWAYS_INLINE void for_each_owned_slice(std::size_t n, Work const& work) const
     {
@@ -166,8 +170,9 @@ public:
         if (team_ == nullptr)
             work(slice{0, n});
         else
+            // Not run(), in which the caller may replace a member: the caller is not bound and may move to another PU.
             team_
-                ->submit([&](unsigned member) { // not run(): the caller may move to another PU
+                ->submit([&](unsigned member) {
                     if (member < cut.threads)
                         work(cut.home(member));
                 })

@@ -19,7 +19,7 @@
 
 ADAMANT_BEGIN_NAMESPACE
 
-/// Types of gradients, unsplit params and weight_out.
+/// Types of gradients and of params that are not split; those of weight_out are among them.
 template <class T>
 concept element_type = storage<T>::is_element;
 
@@ -31,12 +31,13 @@ concept sum_type = storage<T>::is_sum;
 template <class T>
 concept moment_type = storage<T>::is_moment;
 
-/// 8-bit moments go together: an exact first moment divided by a too small second one updates too much.
+/// Either both moments have 8 bits or neither has: if an exact first moment were divided by a second moment that was
+/// rounded down too far, the update would be too large.
 template <class ExpAvgSq, class ExpAvg>
 concept second_moment_type = moment_type<ExpAvgSq> && std::is_same_v<ExpAvgSq, quantized8>
 == std::is_same_v<ExpAvg, quantized8>;
 
-/// Types of params. A split param has the low bits; weight_out has the rest.
+/// Types of params. A split param holds the 16-bit residual; weight_out holds the bfloat16 weight.
 template <class T>
 concept param_storage = storage<T>::is_param;
 
@@ -47,7 +48,7 @@ concept weight_out_type = (std::is_same_v<Param, split_float32> && std::is_same_
                           (std::is_same_v<Param, float> && element_type<WeightOut> &&
                            !std::is_same_v<WeightOut, float>);
 
-// The arrays of a shard, in the order of all lists of them. An optimizer's shard may also have an accumulator.
+// The arrays of a shard, in the order that every list of them uses. An optimizer's shard may also have an accumulator.
 namespace shard_array {
 enum index : std::size_t { param, grad, exp_avg, exp_avg_sq, weight_out, accumulator };
 inline constexpr char const* names[] = {"param", "grad", "exp_avg", "exp_avg_sq", "weight_out", "accumulator"};
@@ -62,7 +63,7 @@ using shard_dtypes = std::array<dtype, shard_arrays>;
 {
     return types[shard_array::param] == dtype::split_float32;
 }
-/// Arrays that may be state.
+/// Arrays that may be state, which is_state() decides.
 inline constexpr shard_array::index state_arrays[] = {shard_array::param, shard_array::exp_avg, shard_array::exp_avg_sq,
                                                       shard_array::weight_out};
 /// Whether an array is state, which a step reads and writes.
@@ -70,7 +71,7 @@ inline constexpr shard_array::index state_arrays[] = {shard_array::param, shard_
 {
     return array != shard_array::grad && (array != shard_array::weight_out || has_split_param(types));
 }
-/// State bytes of n elements; average for one.
+/// State bytes of n elements. Without n: the average for one element.
 [[nodiscard]] constexpr std::size_t state_bytes(shard_dtypes const& types, std::size_t n) noexcept
 {
     std::size_t bytes = 0;
@@ -85,7 +86,8 @@ inline constexpr shard_array::index state_arrays[] = {shard_array::param, shard_
         bytes += is_state(types, array) ? bytes_each(types[array]) : 0;
     return bytes;
 }
-/// Bytes that a step moves for n elements (reads and writes state, reads grad, writes weight_out); for one on average.
+/// Bytes that a step moves for n elements: it reads and writes state, reads grad, and writes weight_out. Without n: the
+/// average for one element.
 [[nodiscard]] constexpr std::size_t step_bytes(shard_dtypes const& types, std::size_t n) noexcept
 {
     using namespace shard_array;
@@ -98,7 +100,7 @@ inline constexpr shard_array::index state_arrays[] = {shard_array::param, shard_
     return 2 * state_bytes(types) + bytes_each(types[grad]) +
            (has_split_param(types) ? 0 : bytes_each(types[weight_out]));
 }
-/// Bytes of n elements in all five arrays; of one on average.
+/// Bytes of n elements in all five arrays. Without n: the average for one element.
 [[nodiscard]] constexpr std::size_t memory_bytes(shard_dtypes const& types, std::size_t n) noexcept
 {
     std::size_t bytes = 0;
@@ -129,13 +131,14 @@ inline constexpr shard_array::index state_arrays[] = {shard_array::param, shard_
 struct shard_format {
     shard_dtypes types;                              ///< element types
     kernel::step_function (*step_for)(isa) noexcept; ///< for a tier that resolve_isa() returned
-    /// Kernels for an optimizer; null in a format of step_format().
+    /// Kernels for an optimizer; null in a format of step_format() without ADAMANT_SEPARATE_COMPILATION.
     kernel::block_kernels const& (*block_kernels_for)(isa) noexcept;
 };
 
 // ---- Formats and kernels
 
-/// "float32/bfloat16/float32/float32/bfloat16", with "-" for none: the same types have the same text.
+/// Returns the types as text, such as "float32/bfloat16/float32/float32/bfloat16", with "-" for none. Equal types have
+/// equal texts.
 [[nodiscard]] std::string to_text(shard_dtypes const& types);
 
 namespace kernel {
@@ -154,9 +157,11 @@ template <class Param, class Grad, class ExpAvg, class ExpAvgSq, class WeightOut
 
 #else
 
-/// All formats, always in the same order: for each param (float32, bfloat16, float16, split_float32) and
-/// grad the five pairs of moments, each, for float32 params, without and with either 16-bit weight_out.
+/// Number of formats.
 inline constexpr std::size_t format_count = 90;
+/// All formats, always in the same order: for each param (float32, bfloat16, float16, split_float32), each grad and
+/// each of the five pairs of moments one format; for float32 params three, without weight_out, with bfloat16 and with
+/// float16 weight_out.
 [[nodiscard]] std::span<shard_format const> all_formats() noexcept;
 /// The format with these types; null if no shard can have them.
 [[nodiscard]] shard_format const* find_format(shard_dtypes const& types) noexcept;
@@ -233,9 +238,9 @@ template <class Grad>
 
 // ---- Split master weights
 
-/// Splits n masters into weights and residuals; see split_master(). `low` may begin where `master` does, which frees
-/// the second half of the masters' memory; other overlaps are not allowed. Any alignment. Thread-safe for distinct
-/// arrays.
+/// Splits n masters into weights and residuals; see split_master(). `low` may begin where `master` does. Then the
+/// residuals are in the first half of the masters' memory, and you may reuse the second half. Other overlaps are not
+/// allowed. Any alignment. Thread-safe for distinct arrays.
 inline void split_masters(float const* master, std::size_t n, bfloat16* weight, split_float32* low) noexcept
 {
     auto const* const from = reinterpret_cast<std::byte const*>(master);
@@ -250,7 +255,7 @@ inline void split_masters(float const* master, std::size_t n, bfloat16* weight, 
 /// where `master` does.
 inline void join_masters(bfloat16 const* weight, split_float32 const* low, std::size_t n, float* master) noexcept
 {
-    for (std::size_t i = n; i-- != 0;) ///< from the end, so that no low half is overwritten before it is read
+    for (std::size_t i = n; i-- != 0;) // from the end, so that no residual is overwritten before it is read
         store_unaligned(
             reinterpret_cast<std::byte*>(master) + i * sizeof(float),
             joined_master(

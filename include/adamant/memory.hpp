@@ -21,6 +21,7 @@ ADAMANT_BEGIN_NAMESPACE
 /// pool that the administrator fills; reserved when mapped.
 enum class page_kind { transparent, normal, hugetlb_2m, hugetlb_1g };
 
+/// Name of the kind, such as "transparent".
 [[nodiscard]] constexpr std::string_view name(page_kind kind) noexcept
 {
     constexpr std::string_view names[] = {"transparent", "normal", "hugetlb 2 MiB", "hugetlb 1 GiB"};
@@ -37,6 +38,7 @@ struct memory_limit {
 /// may act while other nodes have memory.
 enum class memory_binding { none, preferred, bound };
 
+/// Name of the binding, such as "preferred".
 [[nodiscard]] constexpr std::string_view name(memory_binding binding) noexcept
 {
     constexpr std::string_view names[] = {"none", "preferred", "bound"};
@@ -46,17 +48,20 @@ enum class memory_binding { none, preferred, bound };
 /// How memory is allocated.
 struct memory_options {
     page_kind pages = page_kind::transparent; ///< pages that are requested
-    bool pages_required = false; ///< otherwise hugetlb may become transparent, and transparent normal; see report()
-    node_set nodes = {};         ///< empty: the policy of the process, for example of numactl
-    bool nodes_required = false; ///< otherwise bound may become preferred, and preferred none; see report()
+    bool pages_required =
+        false; ///< false: hugetlb may fall back to transparent, and transparent may fall back to normal; see report()
+    node_set nodes = {}; ///< empty: the policy of the process, for example of numactl
+    bool nodes_required =
+        false; ///< false: the binding may fall back from bound to preferred, and from preferred to none; see report()
     bool check_available = true; ///< call check_memory() first
 };
 
 /// What the kernel gave.
 struct memory_report {
-    std::size_t bytes = 0;                         ///< requested
-    std::size_t mapped_bytes = 0;                  ///< whole pages
-    page_kind pages = page_kind::transparent;      ///< page size; measure_placement(): how much is huge
+    std::size_t bytes = 0;        ///< requested
+    std::size_t mapped_bytes = 0; ///< whole pages
+    page_kind pages =
+        page_kind::transparent; ///< kind of pages; measure_placement() says how many bytes are in huge pages
     memory_binding binding = memory_binding::none; ///< as read back from the kernel
     node_set nodes = {};                           ///< NUMA nodes that hold the pages
     std::string notes = {};                        ///< requests that could not be met, with reasons, joined by "; "
@@ -64,8 +69,8 @@ struct memory_report {
 
 namespace detail {
 
-// A mapping between two inaccessible pages. These catch writes past the ends, and keep the kernel from joining the
-// mapping to a neighbour, whose huge pages would count as ours.
+// A mapping between two inaccessible pages (hugetlb has none). These catch writes past the ends. They also keep the
+// kernel from merging the mapping with a neighbour, whose huge pages measure_placement() would then count.
 struct unmap {
     std::size_t bytes = 0;
     std::size_t guard_bytes = 0;
@@ -75,10 +80,10 @@ using unique_mapping = std::unique_ptr<std::byte, unmap>;
 
 } // namespace detail
 
-/// Owns zero-filled memory in huge pages and on chosen NUMA nodes. The constructor does not touch it: each thread calls
-/// touch() for its part, and the kernel allocates pages by the binding, or else near that thread. A request that cannot
-/// be met is a note in the report, or an error if it was required; both come before the first touch, where lack of
-/// memory ends in a signal. Meant for few, large arrays.
+/// Owns zero-filled memory in huge pages and on chosen NUMA nodes. The constructor does not touch the memory. Each
+/// thread calls touch() for its part; the kernel then allocates pages on the bound nodes or, without a binding, near
+/// that thread. A request that cannot be met is a note in the report, or an error if it was required. Both come before
+/// the first touch, because lack of memory during a touch ends in a signal. Meant for few, large arrays.
 ///
 /// Movable; a moved-from block is empty. Threads may use different parts concurrently. After fork() the child shares
 /// the pages until either process writes; with hugetlb the child may then get SIGBUS, because nothing is reserved for
@@ -102,14 +107,14 @@ public:
     /// What the kernel gave.
     [[nodiscard]] memory_report const& report() const noexcept { return report_; }
 
-    /// Touches the bytes from begin to end first, from the calling thread, by writing a zero to each page: call it
-    /// before anything else is written there. Bytes outside the range do not change, even in shared pages.
+    /// First touch of the bytes from begin to end by the calling thread: writes a zero to each page. Call it before
+    /// anything else is written there. Bytes outside the range do not change, even in shared pages.
     void touch(std::size_t begin, std::size_t end) noexcept;
 
 private:
     void set_size(std::size_t bytes);
 
-    // A request cannot be met: throws where it was required, and else adds a note to the report.
+    // Handles a request that cannot be met: throws if it was required, otherwise adds a note to the report.
     void miss(bool required, std::string const& what);
 
     // The requested nodes that this process may use.
@@ -121,7 +126,8 @@ private:
 
     void bind(node_set const& nodes, memory_options const& options, std::string const& root);
 
-    // Reports the policy that the kernel shows afterwards. Returns why it differs from the request; empty where not.
+    // Reports the policy that the kernel shows afterwards. Returns why it differs from the request, or an empty string
+    // if it does not.
     std::string set_policy(node_set const& nodes, bool strict);
 
     detail::unique_mapping mapping_;
@@ -189,8 +195,9 @@ ADAMANT_BEGIN_NAMESPACE
 /// nodes (if given) have left. root: the folder that contains proc and sys; "" for this machine. Thread-safe.
 [[nodiscard]] memory_limit available_memory(node_set const& nodes = {}, std::string const& root = {});
 
-/// Checks available_memory(). Every memory_block checks its own size. Check the total of several blocks before the
-/// first, because no block takes memory before it is touched. Other processes may take memory later.
+/// Checks that `bytes` of memory are available (see available_memory()). Every memory_block checks its own size. Before
+/// you create several blocks, check their total: a block takes no memory before it is touched, so each block alone
+/// would pass its own check. Other processes may take memory later.
 /// @throws unavailable if less is available
 void check_memory(std::size_t bytes, node_set const& nodes = {}, std::string const& root = {});
 
@@ -198,11 +205,11 @@ void check_memory(std::size_t bytes, node_set const& nodes = {}, std::string con
 struct memory_placement {
     std::size_t resident_bytes = 0; ///< bytes with a page
     std::size_t huge_bytes = 0;     ///< bytes in pages of 2 MiB or more
-    /// Bytes on each node; a block over sampled_bytes is sampled at even steps.
+    /// Bytes on each node. In a block larger than sampled_bytes they are estimated from evenly spaced pages.
     std::map<unsigned, std::size_t> node_bytes = {};
     std::string notes = {}; ///< what the kernel did not report
 
-    static constexpr std::size_t sampled_bytes = std::size_t{1} << 28; ///< bytes that were looked at
+    static constexpr std::size_t sampled_bytes = std::size_t{1} << 28; ///< blocks larger than this are sampled
 };
 
 /// Measures the placement of a block. Reads all of /proc/self/smaps, which may take a second: call it at setup.
@@ -212,9 +219,9 @@ ADAMANT_END_NAMESPACE
 
 ADAMANT_BEGIN_INLINE_NAMESPACE
 
-/// A buffer of n zeros, each first touched by the thread that owns it in a step over n elements, so that the kernel
-/// allocates it near that thread. Call it at setup. Throws as buffer, before anything is touched, and as
-/// executor::for_each_owned_slice().
+/// A buffer of n zeros. The thread that starts with a part of it in a step over n elements touches that part first, so
+/// that the kernel allocates the part near that thread. Call it at setup. Throws as the constructor of buffer does,
+/// before anything is touched, and as executor::for_each_owned_slice() does.
 template <class T>
     requires std::is_trivially_copyable_v<T>
 [[nodiscard]] buffer<T> make_buffer(executor const& cpu, std::size_t n)

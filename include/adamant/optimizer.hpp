@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The optimizer that engines embed: norm, clipping, loss scale and update in one or two passes over memory. A step may
-// begin before the last gradient arrives; what turns out wrong is rolled back bit for bit and done again.
+// begin before the last gradient arrives. If the norm then requires clipping or a skip, the speculative updates are
+// rolled back bit for bit. To clip, they are repeated.
 #pragma once
 
 #include <chrono>
@@ -29,10 +30,10 @@ struct delete_optimizer_core {
 };
 } // namespace detail
 
-/// A shard for optimizer::add_shard(). Its arrays must outlive the optimizer or remove_shard().
+/// A shard for optimizer::add_shard(). Its arrays must live until remove_shard() returns or the optimizer is destroyed.
 struct shard_to_add {
     group_id group; ///< the group
-    /// Name of the parameter. A parameter may have several shards of different elements and the same types.
+    /// Name of the parameter. A parameter may have several shards. They have different elements and the same types.
     std::string name;
     optimizer_shard shard;              ///< its arrays
     accumulator_array accumulator = {}; ///< for optimizer::accumulate(); may be absent
@@ -41,19 +42,19 @@ struct shard_to_add {
 
 /// Adam or AdamW over parameter groups. The caller owns all arrays.
 ///
-/// Add groups and shards and call prepare(). For every batch call step(); or call begin_step(), submit() for each
-/// shard whose gradient is ready, then finish(). Both give the same bits, for any order, number of threads and
+/// Add groups and shards and call prepare(). For every batch, call step(). Or call begin_step(), then submit() for each
+/// shard once its gradient is ready, then finish(). Both give the same bits, for any order, number of threads and
 /// journal budget.
 ///
-/// The norm adds the sums of blocks of norm_block_elems elements exactly. A model has the same norm for any order of
-/// shards, any number of ranks, and any shard boundaries at multiples of norm_block_elems. If nothing needs the norm,
-/// gradients are read once (see optimizer_report::measured).
+/// To compute the norm, sums of squares of blocks of norm_block_elems elements are added exactly. A model has the same
+/// norm for any order of shards, any number of ranks, and any shard boundaries at multiples of norm_block_elems. If
+/// nothing needs the norm, gradients are read once (see optimizer_report::measured).
 ///
 /// Initialize weight_out with the rounded params: a rollback recomputes it from param.
 ///
-/// A step() or begin_step() over few elements, and a step() of an executor without a team, run in the calling thread.
-/// step_async(), steps with a device and any other step use the executor's team. If the executor has no team, a single
-/// unbound worker thread is created.
+/// With few elements, step() and the calls from begin_step() to finish() do their work in the calling thread; with an
+/// executor without a team, step() does, too. step_async(), steps with a device and any other step use the executor's
+/// team. If the executor has no team, a single unbound worker thread is created.
 ///
 /// Thread safety: call submit(), skip() and set_gradient() from any thread except the team's, also concurrently; call
 /// everything else from one thread at a time. Gradients must not change between submit() and the end of finish(). The
@@ -61,8 +62,8 @@ struct shard_to_add {
 /// traps.
 ///
 /// Errors: if a call throws, the optimizer is unchanged unless the function says otherwise. In a forked child process
-/// every call that needs the team throws unavailable; if work was in flight at the fork, every non-const call
-/// throws it. The destructor does not wait there and leaks what threads were working on.
+/// every call that needs the team throws unavailable; if work was in flight at the fork, every non-const call throws
+/// it. In that case the destructor in the child process does not wait, and leaks what threads were working on.
 ///
 /// Movable. A moved-from optimizer may only be destroyed or assigned to.
 class optimizer {
@@ -81,14 +82,13 @@ public:
     // ---- Set-up: before the first step, and between steps
 
     /// Adds a group and returns its number. Makes the last step final (see rollback()).
-    /// @throws invalid_argument as validate() does, and for a name that is empty, taken or not UTF-8
+    /// @throws invalid_argument as validate() does, for a name that is empty, taken or not UTF-8, and during a step
     group_id add_group(parameter_group group);
     /// Adds a group with this name and these hyperparameters.
     group_id add_group(std::string name, hyperparameters const& hyper, bool maximize = false);
     /// Removes a group. Higher numbers move down by one. Makes the last step final.
     /// @throws invalid_argument for an unknown number, while shards belong to the group, during a step, and while a
-    /// device
-    ///         has shards (see place())
+    /// device has shards (see place())
     void remove_group(group_id group);
     /// All groups, by number.
     [[nodiscard]] std::vector<parameter_group> const& groups() const noexcept;
@@ -103,13 +103,14 @@ public:
 
     /// Adds a shard and returns its number. Makes the last step final. prepare() or the next step reports
     /// shards that overlap.
-    /// @throws invalid_argument for an unknown group, a place outside the parameter or in another of its shards, a name
-    ///         that is empty or not UTF-8, an accumulator of another size or type, and arrays of the shard that overlap
+    /// @throws invalid_argument for an unknown group, a position that is outside the parameter or overlaps another of
+    /// its shards, a name that is empty or not UTF-8, an accumulator whose size is not the shard's or whose type is
+    /// neither float32 nor bfloat16, arrays of the shard that overlap, and during a step
     shard_id add_shard(shard_to_add added);
-    /// Removes a shard. Its arrays hold its state and may be freed. Higher numbers move down by one; accumulated
-    /// gradients of other shards stay. Makes the last step final.
+    /// Removes a shard. Afterwards its arrays hold its final state, and you may free them. Higher numbers move down by
+    /// one; accumulated gradients of other shards stay. Makes the last step final.
     /// @throws invalid_argument for an unknown number, during a step, and while a device has shards: call
-    ///         place(nullptr, ...) first
+    /// place(nullptr, ...) first
     void remove_shard(shard_id shard);
     /// Number of shards.
     [[nodiscard]] std::size_t shards() const noexcept;
@@ -120,16 +121,16 @@ public:
     /// Uses another gradient buffer of the same size and type from now on. Call it between steps, or in an open step
     /// before the submit() of the shard; from any thread. Allocates nothing after prepare(). Before rollback(), set the
     /// buffer that the last step read.
-    /// @throws invalid_argument for a null pointer with elements, memory that a step writes, a submitted shard, and a
-    /// shard
-    ///         with a gradient on a device
+    /// @throws invalid_argument for a null pointer if the shard has elements, memory that a step writes, a submitted
+    /// shard, and a shard whose gradient is on a device
     void set_gradient(shard_id shard, void const* grad);
 
-    /// Bytes that prepare() allocates, with the journal of begin_step() or without; exact to some KiB.
+    /// Bytes that prepare(with_journal) allocates, exact to some KiB. The journal is the memory for the records of a
+    /// rollback.
     [[nodiscard]] std::size_t memory_bytes(bool with_journal = true) const;
     /// Allocates what steps need; otherwise the first step does. Later steps do not allocate (with a device: small
-    /// objects only). with_journal: also for begin_step().
-    /// @throws invalid_argument for arrays that overlap, and what buffer throws
+    /// objects only). with_journal: also allocates the journal, which begin_step() needs.
+    /// @throws invalid_argument for arrays that overlap, and the errors of the class `buffer`
     void prepare(bool with_journal = true);
 
     /// Blocks of norm_block_elems that CPU threads have worked on, counted once for every pass, for displays of
@@ -147,7 +148,8 @@ public:
     /// State of dynamic loss scaling; absent without it.
     [[nodiscard]] std::optional<loss_scaler_state> loss_scaler() const noexcept;
     /// Sets the state of dynamic loss scaling from the next step on. Makes the last step final.
-    /// @throws invalid_argument for a scale whose inverse is no float, without dynamic loss scaling, and during a step
+    /// @throws invalid_argument for a scale whose inverse float cannot represent, without dynamic loss scaling, and
+    /// during a step
     void set_loss_scaler(loss_scaler_state const& state);
     /// The executor.
     [[nodiscard]] executor const& cpu() const noexcept;
@@ -167,18 +169,18 @@ public:
     /// gradients are as before. For that both record every step (see journal_budget_bytes and device_records). A device
     /// that does not answer rolls back later, before it is used again; keep the gradients of that step until then.
     ///
-    /// @throws invalid_argument for a placement of other shards, and if the device has shards of another optimizer;
-    ///         device_error and unavailable if the device fails or lacks memory. Then nothing has moved. Errors of
-    ///         prepare() come after the move.
+    /// @throws invalid_argument for a placement that does not match shard_sizes(), for keep_last_step without
+    /// device_records, and if the device has shards of another optimizer; device_error and unavailable if the device
+    /// fails or lacks memory. In these cases nothing has moved. After the move, place() allocates what steps need and
+    /// throws as prepare() does; the shards stay where they were moved.
     void place(std::shared_ptr<device> on, placement const& where);
     /// Sizes of the shards in elements, by number, for split().
     [[nodiscard]] std::vector<std::size_t> shard_sizes() const;
     /// Bytes that the pieces of this placement take on the device.
     [[nodiscard]] std::size_t device_bytes(device const& on, placement const& where) const;
-    /// Sets the caller's arrays, on the device of the next place(), for the shard's gradient and weights. Valid
-    /// until place(nullptr, ...). Without it both are in host
-    /// memory. See device_arrays.
-    /// @throws invalid_argument after place(), and for a missing array
+    /// Sets the arrays that hold the shard's gradient and weights on the device that the next place() gets. The caller
+    /// owns them. Valid until place(nullptr, ...). Without it both are in host memory. See device_arrays.
+    /// @throws invalid_argument after place(), during a step, and for a missing array
     void set_device_arrays(shard_id shard, device_arrays const& arrays);
 
     // ---- Steps
@@ -188,17 +190,16 @@ public:
     /// @throws invalid_argument for impossible values, before anything is written
     optimizer_report step(step_values const& values = {});
 
-    /// Runs a step with gradients[i] as the gradient of shard i, as set_gradient() would; a null pointer skips the
-    /// shard. Throws as set_gradient() and step() do; state is then unchanged, gradients may be set.
+    /// Calls set_gradient() with gradients[i] for each shard i, and runs a step. A null pointer skips the shard. Throws
+    /// as set_gradient() and step() do. The state is then unchanged, but some gradient buffers may already be replaced.
     optimizer_report step_gradients(std::span<void const* const> gradients, step_values const& values = {});
 
     /// Opens a step. The first call allocates, unless prepare() was called.
     void begin_step(step_values const& values = {});
-    /// Marks the gradient of the shard as ready. Workers start on it immediately, and the call does not block; with few
-    /// elements the call does the work.
+    /// Marks the gradient of the shard as ready. Workers start on it immediately, and the call does not wait for them.
+    /// With few elements, the call does the work itself.
     /// @throws invalid_argument if no step is open, or for a submitted or skipped shard; then nothing has changed. With
-    /// a
-    ///         device any other error fails the step: finish() then rolls it back and throws device_error
+    /// a device any other error fails the step: finish() then rolls it back and throws device_error
     void submit(shard_id shard);
     /// Calls set_gradient() and submit().
     void submit(shard_id shard, void const* grad);
@@ -207,12 +208,11 @@ public:
     /// Waits for submitted shards and completes the step: commits it, repeats it with the clip coefficient after a
     /// rollback, or skips it.
     /// @throws invalid_argument for a shard that is neither submitted nor skipped, and what options.reduce throws; the
-    /// step
-    ///         then stays open: call finish() again, or abandon()
+    /// step then stays open: call finish() again, or abandon()
     optimizer_report finish();
     /// Rolls back the open step bit for bit; accumulated gradients stay.
-    /// @throws unavailable if that is impossible, and the step stays open: a step without a norm (no skip, no clip, no
-    ///         reduce) can be rolled back only with keep_last_step
+    /// @throws unavailable if that is impossible; the step then stays open. A step that needs no norm (see
+    /// optimizer_report::measured) can be rolled back only with keep_last_step
     void abandon();
 
     /// Rolls back the last step, which must have been applied with keep_last_step. The step must not be final. It
@@ -225,14 +225,13 @@ public:
     /// the step, or call clear_accumulators() to start over. Accumulators must be unchanged, too.
     ///
     /// @throws invalid_argument if there is no such step or gradients have changed, with nothing touched; unavailable
-    /// if the
-    ///         journal budget was too small
+    /// if the journal budget was too small
     void rollback();
 
-    /// Adds the gradient of the shard to its accumulator: for every micro-step except the last, whose gradient the step
-    /// adds. Returns when it is done, so the gradient's memory may be reused. The first micro-step after a step
-    /// overwrites the accumulator. To average, multiply loss_scale by the number of micro-steps. Makes the last step
-    /// final.
+    /// Adds the gradient of the shard to its accumulator. Call it for every micro-step except the last: the step adds
+    /// the last gradient. Returns when it is done, so the gradient's memory may be reused. The first micro-step after a
+    /// step overwrites the accumulator. To average, multiply loss_scale by the number of micro-steps. Makes the last
+    /// step final.
     /// @throws invalid_argument for a shard without an accumulator, or one that was submitted
     void accumulate(shard_id shard);
     /// Discards accumulated gradients. Makes the last step final.
@@ -243,13 +242,15 @@ public:
     public:
         /// Whether the step is over. Does not block.
         [[nodiscard]] bool done() const;
-        /// Share of the known work that is done, from 0 to 1.
+        /// Share of the work known so far that is done, from 0 to 1. A rollback or a second pass adds work.
         [[nodiscard]] double progress() const;
         /// Waits until the deadline. Returns whether the step is over.
         bool wait_until(std::chrono::steady_clock::time_point deadline) const;
         /// Waits for the given time. Returns whether the step is over.
         bool wait_for(std::chrono::nanoseconds time) const;
-        /// Waits for the step. Throws what options.reduce threw; then the step has changed nothing.
+        /// Waits for the step.
+        /// @throws what options.reduce threw: the step has then changed nothing; device_error if
+        /// the device failed; invalid_argument in a second call
         optimizer_report wait() const;
 
     private:
@@ -275,9 +276,8 @@ public:
     /// gradients are discarded. Makes the last step final.
     ///
     /// @throws invalid_argument if something is missing or does not fit, with nothing changed; device_error, corrupted
-    /// or
-    ///         unavailable if the device or the file fails later: params and moments are then inconsistent, and every
-    ///         step throws until load() succeeds
+    /// or unavailable if the device or the file fails later: params and moments are then inconsistent, and every step
+    /// throws until load() succeeds
     void load(state_dict const& from);
 
 private:

@@ -53,6 +53,7 @@ inline constexpr char const* loss_scale_rule = "from 2.4e-38 to 4.2e37, so that 
 /// @throws invalid_argument for the first impossible field
 void validate(loss_scaling_options const& options);
 
+/// State of a scaler that has not seen a step.
 [[nodiscard]] loss_scaler_state initial_state(loss_scaling_options const& options);
 
 /// Returns the state after a step. Pure; thread-safe.
@@ -81,6 +82,7 @@ struct step_values {
 /// min(1, max_norm / (norm + 1e-6)). max_norm 0: 1. Pure.
 [[nodiscard]] double clip_coefficient(double norm, double max_norm) noexcept;
 
+/// Whether a step changed the state.
 enum class step_outcome : std::uint8_t { applied, skipped };
 
 /// Time and memory traffic of a part of a step. Bytes are computed, not measured.
@@ -218,12 +220,12 @@ struct optimizer_options {
     /// asks for a load().
     bool device_records = true;
     /// For gradients that are sharded over ranks: replaces each word (see squares_total) by its sum over all ranks, as
-    /// MPI_Allreduce(MPI_IN_PLACE, words.data(), words.size(), MPI_INT64_T, MPI_SUM, comm) does. Integer
-    /// addition is exact, so all ranks get the norm of one process with all gradients, if shard boundaries are
-    /// multiples of norm_block_elems. Called once in every step, by finish() or step(), or for step_async() in a thread
-    /// of the team. May throw. Invalid words, or words below this process's own, throw invalid_argument. If reduce
-    /// fails, step() and step_async() have changed nothing, and the step of finish() stays open: call finish() again,
-    /// or abandon().
+    /// MPI_Allreduce(MPI_IN_PLACE, words.data(), words.size(), MPI_INT64_T, MPI_SUM, comm) does. Integer addition is
+    /// exact, so all ranks get the norm of one process with all gradients, if shard boundaries are multiples of
+    /// norm_block_elems. Called once in every step (up to three times in a step of zenflow_optimizer, on all ranks
+    /// alike), by finish() or step(), or for step_async() in a thread of the team. May throw. Invalid words, or words
+    /// below this process's own, throw invalid_argument. If reduce fails, step() and step_async() have changed nothing,
+    /// and the step of finish() stays open: call finish() again, or abandon().
     std::function<void(std::span<std::int64_t, squares_total::word_count> words)> reduce = {};
     /// For engines that copy new weights while other shards are still being updated. Called whenever elements [begin,
     /// end) of a shard have new weights: usually once a step for a whole shard; again after a rollback, or if a shard

@@ -29,12 +29,12 @@ using element_of = std::iter_value_t<decltype(std::data(std::declval<Range&>()))
 
 // Checks arrays as the constructors of shard do: null, too large, overlapping.
 void check_arrays(shard_dtypes const& types, kernel::step_pointers const& pointers, std::size_t size);
-// Checks that an array of that type has the size for a param of `size` elements.
+// Checks that `found`, the size of an array of that type, fits a param of `size` elements.
 void check_size(char const* array, std::size_t found, std::size_t size, dtype type = dtype::float32);
 
 } // namespace detail
 
-/// A vector or a span, but no temporary vector, whose elements would not live until the first step.
+/// A span, or a vector that is not a temporary: elements of a temporary vector would not live until the first step.
 template <class Range>
 concept array_range = (std::is_lvalue_reference_v<Range> ||
                        detail::is_span<std::remove_cvref_t<Range>>)&&requires(std::remove_reference_t<Range>& r)
@@ -54,13 +54,12 @@ ADAMANT_BEGIN_INLINE_NAMESPACE
 /// overlap. Copyable. Thread safety: const access from any thread; two concurrent steps over the same arrays are a data
 /// race.
 ///
-///   param       master weights, read and written                float, bfloat16, float16, split_float32
-///   grad        read                                            float, bfloat16, float16
-///   exp_avg     first moment, read and written; start at 0      float, bfloat16, quantized8
-///   exp_avg_sq  second moment, read and written; start at 0     float, bfloat16, quantized8 if exp_avg is
-///   weight_out  the new weights rounded to 16 bits, written     void: none; with a float param bfloat16, float16
-/// With a split_float32 param, weight_out is bfloat16, read and written; see split_masters(). quantized8 moments are
-/// arrays of (n + 63) / 64 groups; all-zero bytes are 0.
+/// param       master weights, read and written                float, bfloat16, float16, split_float32 grad        read
+/// float, bfloat16, float16 exp_avg     first moment, read and written; start at 0      float, bfloat16, quantized8
+/// exp_avg_sq  second moment, read and written; start at 0     float, bfloat16; quantized8 if and only if exp_avg is
+/// quantized8 weight_out  the new weights rounded to 16 bits, written     void (none); with a float param also bfloat16
+/// or float16 With a split_float32 param, weight_out is bfloat16, read and written; see split_masters(). quantized8
+/// moments are arrays of (n + 63) / 64 groups. A group whose bytes are all 0 holds 64 zeros.
 template <param_storage Param, element_type Grad, moment_type ExpAvg, second_moment_type<ExpAvg> ExpAvgSq = ExpAvg,
           weight_out_type<Param> WeightOut = void>
 class shard {
@@ -162,7 +161,7 @@ ADAMANT_END_INLINE_NAMESPACE
 
 ADAMANT_BEGIN_NAMESPACE
 
-/// A shard of any types, converted from shard: arrays, size and format. A view.
+/// Arrays, size and format of a shard whose types are known at run time. A shard<...> converts to it. A view.
 class any_shard {
 public:
     /// Converts a shard of known types.
@@ -181,8 +180,8 @@ public:
 
     /// Number of elements.
     [[nodiscard]] std::size_t size() const noexcept { return size_; }
-    /// The same shard at this place in a parameter; stochastic rounding uses it. Default: the start of parameter
-    /// number 0. An optimizer uses the names and positions that it was given instead.
+    /// Returns the same shard with its position in a parameter, which stochastic rounding uses. Default: the start of
+    /// parameter number 0. An optimizer ignores this position and uses the name and position that add_shard() got.
     [[nodiscard]] any_shard at(place_in_param const& place) const noexcept
     {
         any_shard placed = *this;
@@ -211,7 +210,7 @@ public:
     }
     /// The step kernel for its types on a tier from resolve_isa().
     [[nodiscard]] kernel::step_function step_for(isa tier) const noexcept { return format_->step_for(tier); }
-    /// See step_bytes(), on average for an element.
+    /// Bytes that a step moves for an element, on average; see step_bytes().
     [[nodiscard]] double bytes_per_element() const noexcept { return step_bytes(format_->types); }
     /// Bytes that a step moves.
     [[nodiscard]] std::size_t bytes_moved() const noexcept { return step_bytes(format_->types, size_); }
@@ -224,7 +223,7 @@ private:
 
 // ---- Shards of an optimizer
 
-/// A shard of any types with all kernels that an optimizer needs, converted from shard. A view.
+/// An any_shard with all kernels that an optimizer needs. A shard<...> converts to it. A view.
 class optimizer_shard : public any_shard {
 public:
     /// Converts a shard of known types.
@@ -238,7 +237,8 @@ public:
     ADAMANT_ALWAYS_INLINE explicit optimizer_shard(any_shard const& of) noexcept : any_shard(of) {}
 };
 
-/// View of an array for optimizer::accumulate(), of the shard's size and of float or bfloat16; or none.
+/// View of the array for optimizer::accumulate(), which has the shard's size and is float or bfloat16. The default is
+/// no array.
 class accumulator_array {
 public:
     accumulator_array() = default;
@@ -247,7 +247,7 @@ public:
         : data_(array), type_(of), kernels_(kernel::sum_kernels_of(of))
     {
     }
-    /// From a pointer. A template, so that programs without accumulators have none of their kernels.
+    /// From a pointer. A template, so that programs without accumulators do not contain the kernels of accumulators.
     template <sum_type T>
     ADAMANT_ALWAYS_INLINE accumulator_array(T* array) noexcept // NOLINT: meant to convert
         : data_(array), type_(dtype_of<T>), kernels_(&kernel::sum_kernels_for<T>)
@@ -280,7 +280,7 @@ private:
 
 // ---- Lists of shards: all tensors of a model in one step
 
-/// A shard and the number of its parameter group, whose coefficients it is updated with.
+/// A shard and the number of its parameter group. A step updates the shard with the coefficients of that group.
 struct grouped_shard {
     any_shard shard;       ///< the shard
     std::size_t group = 0; ///< index of its parameter group
@@ -291,7 +291,8 @@ struct grouped_shard {
 class shard_list {
 public:
     /// Takes O(n log n) time.
-    /// @throws invalid_argument, naming the shards by index, if an array that is written overlaps one of another shard
+    /// @throws invalid_argument, naming the shards by index, if an array that a step writes overlaps an array of
+    /// another shard
     explicit shard_list(std::vector<grouped_shard> shards);
     /// Puts all shards into group 0.
     explicit shard_list(std::vector<any_shard> const& shards);
@@ -332,7 +333,7 @@ private:
     void check_shards() const;
 
     std::vector<grouped_shard> shards_;
-    std::vector<std::size_t> begins_; // in granules, one more than shards
+    std::vector<std::size_t> begins_; // first granule of each shard, then the number of granules: shards + 1 entries
     std::size_t elements_ = 0;
     std::size_t bytes_moved_ = 0;
     std::size_t groups_ = 0;

@@ -53,8 +53,9 @@ struct split_request {
 /// sizes: elements of each shard, in the optimizer's order. If a limit does not allow the ratio, the placement keeps
 /// the limit and sets placement::limited. Pure.
 /// @throws invalid_argument for an impossible request or more than 2^53 elements
-/// @throws unavailable if both memories together are too small, if no cut in this order or no set of whole shards fits
-/// them, or if a limit does not allow the result of split_unit::deepspeed
+/// @throws unavailable if both memories together are too small; if no division fits both limits (split_unit::element:
+/// no cut in this order; split_unit::shard: no set of whole shards); or if a limit does not allow the result of
+/// split_unit::deepspeed
 [[nodiscard]] placement split(std::vector<std::size_t> const& sizes, split_request const& request);
 
 /// Consecutive parameters that are stepped together.
@@ -176,10 +177,11 @@ inline void check_rates(step_rates const& r)
          times.cpu + times.device + times.down + times.up + r.backward_s + r.forward_s + r.fixed_s);
 }
 
-// Returns for each row the time of a step that waits only for this row; the step takes as long as the longest. The rows
-// of one backend work concurrently, so a backend takes as long as its slowest row. Backward makes the CPU's gradients
-// first, at a constant rate; the device's part begins when backward has finished. (The CPU backend waits for backward,
-// too, but backward is never its longest row: the CPU's gradients are complete before all gradients are.)
+// Returns, for each row, the time that a step would take if it waited only for this row. The step takes the longest of
+// these times. The rows of one backend work concurrently, so a backend takes as long as its slowest row. Backward makes
+// the CPU's gradients first, at a constant rate; the device's part begins when backward has finished. (The CPU backend
+// also waits for its gradients. That is never its longest row, because its gradients are complete before backward
+// ends.)
 inline std::vector<ratio_line> lines_of(step_rates const& r)
 {
     whole_times const times = times_of_all(r);
@@ -188,7 +190,8 @@ inline std::vector<ratio_line> lines_of(step_rates const& r)
     double const cpu_fixed =
         (r.overlaps_backward ? 0 : r.backward_s) + r.fixed_s + (r.overlaps_forward ? 0 : r.forward_s);
     double const device_fixed = r.backward_s + r.fixed_s + r.forward_s;
-    // The first of equal rows is reported: a row without work at this ratio is never longer than this one.
+    // Of equally long rows the first in this list is reported. A row without work at this ratio is never longer than
+    // the first row, so it is not reported.
     std::vector<ratio_line> lines{
         {r.backward_s > 0 ? forecast_row::backward : forecast_row::forward, device_fixed, 0, 0},
         {forecast_row::device, device_fixed, 0, times.device},
@@ -215,9 +218,9 @@ inline ratio_line const& longest(std::vector<ratio_line> const& lines, double ra
 
 /// Finds the ratio from `least` to `most` (limits of memory, for example) with the shortest step.
 ///
-/// Of several it is the largest, which leaves the most device memory free. The time is the maximum of a few linear
-/// functions of the ratio, so the best ratio is a crossing of two of them or a bound. Throws invalid_argument as
-/// forecast() does, and if least is above most.
+/// If several ratios have the shortest step, it is the largest of them, which leaves the most device memory free. The
+/// time is the maximum of a few linear functions of the ratio, so the best ratio is a crossing of two of them or a
+/// bound. Throws invalid_argument as forecast() does, and if least is above most.
 [[nodiscard]] step_forecast best_ratio(step_rates const& rates, double least = 0, double most = 1);
 
 ADAMANT_END_NAMESPACE

@@ -28,8 +28,9 @@ ADAMANT_BEGIN_NAMESPACE
 /// @throws invalid_argument also for dtype::none
 [[nodiscard]] grad_squares sum_of_squares(executor const& cpu, void const* grad, dtype type, std::size_t n);
 
-/// Adds the same to a total: the norm of several gradients is the root of to.rounded().sum, for any order and any shard
-/// boundaries at multiples of norm_block_elems. Adds nothing if it throws.
+/// Adds the sum of squares and the number of non-finite elements to a total. The norm of several gradients is the
+/// square root of to.rounded().sum, for any order and any shard boundaries at multiples of norm_block_elems. Adds
+/// nothing if it throws.
 void add_squares(executor const& cpu, float const* grad, std::size_t n, squares_total& to);
 void add_squares(executor const& cpu, bfloat16 const* grad, std::size_t n, squares_total& to);
 void add_squares(executor const& cpu, float16 const* grad, std::size_t n, squares_total& to);
@@ -84,7 +85,8 @@ step_report step(executor const& cpu, any_shard const& shard, hyperparameters co
 
 /// The same for all shards of a list in one hand-over to the threads: ten thousand small shards take as long as one of
 /// their total size. group_coefficients: one for each parameter group, in order.
-/// @throws invalid_argument if there are fewer, before anything is written; otherwise as above
+/// @throws invalid_argument, before anything is written, if group_coefficients has fewer elements than shards.groups();
+/// otherwise as above
 step_report step(executor const& cpu, shard_list const& shards, std::span<coefficients const> group_coefficients);
 
 /// As above, with one set of hyperparameters for all.

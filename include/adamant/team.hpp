@@ -146,8 +146,7 @@ public:
     /// memory run out right after that, or inside hwloc or OpenMP, the process may still end; LLVM's runtime is more
     /// prone to it.
     /// @throws invalid_argument without PUs; unavailable if threads cannot be created, bound, or given stacks of 128
-    /// KiB;
-    ///         bad_alloc. Then nothing is left behind
+    /// KiB; bad_alloc. Then nothing is left behind
     explicit team(team_options options);
     team(team const&) = delete;
     team& operator=(team const&) = delete;
@@ -169,7 +168,7 @@ public:
     /// Calls task(member) in every thread, member from 0 to size() - 1. Returns immediately; the submission keeps the
     /// task (an lvalue by reference), and its destructor waits. Allocates nothing.
     /// @throws unavailable in a forked child process; invalid_argument inside a task of this team, which would wait for
-    ///         itself
+    /// itself
     template <class Task>
         requires std::is_invocable_v<Task&, unsigned> submission<Task> submit(Task&& task)
         {

@@ -33,21 +33,22 @@ enum class selection_scope : std::uint8_t {
 /// What zenflow_options::reduce_columns computes over ranks.
 enum class column_reduction : std::uint8_t { sum, max };
 
-/// Options of ZenFlow (Lan and others, arXiv 2505.12242). Options that DeepSpeed also has carry its names. "Steps" are
-/// applied steps.
+/// Options of ZenFlow (Lan and others, arXiv 2505.12242). If DeepSpeed has an option, too, it has the same name here.
+/// "Steps" are applied steps.
 struct zenflow_options {
-    /// Share of the columns that is selected, from 0 to 1: of n columns topk_ratio * n, rounded to the nearest integer
-    /// (half up), and at least one unless the ratio is 0. 1: nothing is deferred.
+    /// Share of the columns that is selected, from 0 to 1. Of n columns, topk_ratio * n are selected, rounded to the
+    /// nearest integer (half up), but at least one unless the ratio is 0. With selection_scope::all_params these
+    /// numbers are those of all matrices together, and a matrix may get none. 1: nothing is deferred.
     double topk_ratio = 0.1;
     column_score score = column_score::magnitude;        ///< how columns are scored
     selection_scope scope = selection_scope::each_param; ///< which columns compete with each other
-    /// A window's first step selects anew once that many steps were taken since the last selection.
+    /// The first step of a window selects again if at least this many steps were taken since the last selection.
     std::size_t select_interval = 16;
-    /// Steps in a window. Absent: a window ends when the squared norm of the deferred sums is positive and at least
-    /// auto_ratio times the sum of the squared norms of the selected columns' gradients (vectors count on neither
-    /// side), or after max_deferred steps.
+    /// Steps in a window. Absent: a window ends after max_deferred steps, or earlier if the squared norm of the
+    /// deferred sums is positive and at least auto_ratio times the sum, over the window's steps, of the squared norms
+    /// of the selected columns' gradients. Vectors count in neither norm.
     std::optional<std::size_t> update_interval = 4;
-    /// For an automatic interval: how much the deferred gradients must outweigh the applied ones.
+    /// If update_interval is absent: how much the deferred gradients must outweigh the applied ones.
     double auto_ratio = 1;
     std::size_t max_deferred = 64;       ///< most steps in a window with an automatic interval
     std::size_t full_warm_up_rounds = 0; ///< number of plain steps before ZenFlow begins
@@ -56,8 +57,8 @@ struct zenflow_options {
     bool overlap = true;
     /// For matrices whose rows are sharded over ranks: replaces each number by its sum or maximum over all ranks, as
     /// MPI_Allreduce(MPI_IN_PLACE, numbers.data(), numbers.size(), MPI_INT64_T, MPI_SUM or MPI_MAX, comm) does. Called
-    /// twice in a step that selects. Every rank adds the same params in the same order; a matrix without rows here is a
-    /// shard without elements. May throw; then the step has changed nothing.
+    /// twice in a step that selects. Every rank adds the same params in the same order; a rank that has no rows of a
+    /// matrix adds a shard without elements for it. May throw; then the step has changed nothing.
     std::function<void(std::span<std::int64_t> numbers, column_reduction how)> reduce_columns = {};
 };
 
@@ -65,7 +66,7 @@ struct zenflow_options {
 /// @throws invalid_argument for the first impossible option
 void validate(zenflow_options const& options);
 
-/// Options that a DeepSpeed configuration asks for; the interval `never` becomes the largest number. DeepSpeed's
+/// Returns the options of a DeepSpeed configuration; zenflow_config::never becomes the largest std::size_t. DeepSpeed's
 /// auto_ratio has another meaning and is ignored. Pure.
 /// @throws invalid_argument as validate() does
 [[nodiscard]] zenflow_options zenflow_options_of(zenflow_config const& config);
@@ -104,7 +105,7 @@ struct zenflow_report : optimizer_report {
     /// Whether the deferred gradients were not finite and were dropped (nonfinite_policy::skip).
     bool deferred_skipped = false;
     double waited_s = 0;  ///< time that this window's end waited for the previous window's update
-    double publish_s = 0; ///< time that publishing its weights took
+    double publish_s = 0; ///< time to publish the weights of that update
     /// Mean busy time of the executor's threads in accumulating the previous step's gradients.
     double sums_s = 0;
     double deferred_s = 0; ///< busy time in deferred updates
@@ -122,8 +123,8 @@ struct zenflow_state_param {
     /// State arrays by shard_array. Those of a matrix are stored by columns: `rows` elements of the first column, then
     /// of the next.
     std::byte const* arrays[shard_arrays] = {};
-    /// Row-major weights of a matrix, of the type of weight_out, or of param if there is none. Null: computed from the
-    /// masters.
+    /// Row-major weights of a matrix. Their type is that of weight_out, or that of param if there is no weight_out.
+    /// Null: computed from the masters.
     std::byte const* weights = nullptr;
     std::vector<std::uint64_t> counts = {};  ///< update counts: one for each column, or one for a vector
     std::vector<std::uint8_t> selected = {}; ///< 1 for each selected column, else 0
@@ -158,8 +159,8 @@ struct delete_zenflow_core {
 ///
 /// The state of a matrix is stored by columns: param, exp_avg, exp_avg_sq and weight_out of the shard hold all rows of
 /// the first column, then those of the next. A column is contiguous, so it can be updated, counted and moved on its
-/// own. Gradient and weights are row-major, as in the model: the shard's grad, and `weights`, of the type of
-/// weight_out, or of param if there is none. 8-bit moments are in groups of 64 rows of a column, so the number of rows
+/// own. The shard's grad and `weights` are row-major, as in the model. The type of `weights` is that of weight_out, or
+/// that of param if there is no weight_out. 8-bit moments are in groups of 64 rows of a column, so the number of rows
 /// is a multiple of 64.
 ///
 /// A vector (columns 0) is an ordinary shard and is updated every step; its weights are weight_out, or param.
@@ -169,27 +170,28 @@ struct zenflow_param {
     optimizer_shard shard;   ///< its arrays
     std::size_t columns = 0; ///< columns of the matrix; 0: a vector
     void* weights = nullptr; ///< where weights are published
-    /// Position of the shard in its parameter, by rows: `shape` ends with `columns`, and `begin` is a multiple of them.
-    /// The default is the whole parameter.
+    /// Position of the shard in its parameter, in whole rows: the last dimension of `shape` is `columns`, and `begin`
+    /// is a multiple of `columns`. The default is the whole parameter.
     shard_place place = {};
 };
 
 /// Adam or AdamW over parameter groups with exact deferred updates (docs/zenflow.md).
 ///
-/// A step takes the norm of the whole gradient, clips and skips as optimizer does. It updates each selected column and
-/// adds the gradient of every other column, scaled and clipped, to its sum. At the end of a window (see
-/// zenflow_options) each column that was not selected takes one update with its sum times float(1 / number of its
-/// steps) and the hyperparameters of the step that ends the window. With overlap, idle executor threads do that,
-/// and the weights are published at the end of the next window. A newly selected column takes its deferred update
-/// first, and its weights are published immediately.
+/// A step computes the norm of the whole gradient, and clips or skips as class optimizer does. It updates each selected
+/// column and adds the gradient of every other column, scaled and clipped, to its sum. At the end of a window (see
+/// zenflow_options) each column that was not selected takes one update. Its gradient is the column's sum times float(1
+/// / n), where n is the number of steps in the sum; its hyperparameters are those of the step that ends the window.
+/// With overlap, idle executor threads do that, and the weights are published at the end of the next window. A newly
+/// selected column takes its deferred update first, and its weights are published immediately.
 ///
 /// Every element has one master and one pair of moments; every column has its own update count for bias correction. The
 /// result is a pure function of gradients and options: the same bits for any instruction set, number of threads, timing
 /// of background work, row boundaries and number of ranks. With topk_ratio 1, or with update_interval 1 and no overlap,
-/// these are the bits of optimizer over the same arrays.
+/// the result has the same bits as that of class optimizer over the same arrays.
 ///
 /// A skipped step changes nothing, and the schedule does not move. If the deferred sum is not finite although every
-/// gradient was, the deferred update is dropped (nonfinite_policy::skip), or such elements count as zero.
+/// gradient was, the deferred update is dropped (nonfinite_policy::skip), such elements count as zero
+/// (nonfinite_policy::zero), or they are applied (nonfinite_policy::apply).
 ///
 /// keep_last_step and weights_ready are refused; speculate, journal_budget_bytes and device_records have no effect.
 ///
@@ -198,9 +200,9 @@ struct zenflow_param {
 /// change.
 ///
 /// Errors: if a call throws, the optimizer is unchanged unless the function says otherwise. After step() throws, no
-/// copy between the caller's arrays and a device runs, unless the device does not answer. In a forked child process
-/// steps, flush(), place() and load() throw unavailable; if work was in flight at the fork, every non-const call throws
-/// it. The destructor does not wait there and leaks what threads were working on.
+/// copy between the caller's arrays and a device runs, unless the device does not answer. In a forked child process,
+/// step calls, flush(), place() and load() throw unavailable; if work was in flight at the fork, every non-const call
+/// throws it. In that case the destructor in the child process does not wait, and leaks what threads were working on.
 class zenflow_optimizer {
 public:
     /// Uses the threads of the executor.
@@ -223,9 +225,8 @@ public:
     void set_hyperparameters(group_id group, hyperparameters const& hyper);
 
     /// Adds a param and returns its number. Before the first step, weights must equal the rounded masters.
-    /// @throws invalid_argument as optimizer::add_shard(), for a matrix whose shard does not hold whole rows, without
-    /// weights,
-    ///         or with rows that 8-bit moments cannot have, and after a step
+    /// @throws invalid_argument as optimizer::add_shard() does; for a matrix without `weights`, whose shard does not
+    /// hold whole rows, or whose number of rows is not a multiple of 64 with 8-bit moments; and after a step
     shard_id add_param(zenflow_param added);
     /// Number of params.
     [[nodiscard]] std::size_t params() const noexcept;
@@ -235,25 +236,26 @@ public:
     /// possible.
     void set_gradient(shard_id param, void const* grad);
 
-    /// Bytes that prepare() allocates: a float for each element of a matrix, two with overlap, some bytes for each
-    /// column, and, once columns are selected, their gradients.
+    /// Bytes of the deferred sums that prepare() allocates: a float for each element of a matrix, two with overlap. In
+    /// addition there are some bytes for each column and, once columns are selected, their gradients.
     [[nodiscard]] std::size_t memory_bytes() const noexcept;
     /// Allocates what steps need; otherwise the first step does.
-    /// @throws invalid_argument for arrays that overlap, and what buffer throws
+    /// @throws invalid_argument for arrays that overlap, and the errors of the class `buffer`
     void prepare();
 
     /// Runs a step when all gradients are ready.
     /// @throws invalid_argument for impossible values, and what options.reduce and reduce_columns throw
     zenflow_report step(step_values const& values = {});
     /// Runs a step with gradients[i], row-major, as the gradient of param i. Null: the param takes no part in this
-    /// step; its sum is later divided by the number of steps in which it did. All ranks pass null for the same params.
+    /// step. Its sum is later divided by the number of steps in which it took part. All ranks pass null for the same
+    /// params.
     zenflow_report step_gradients(std::span<void const* const> gradients, step_values const& values = {});
 
     /// Opens a step; see optimizer::begin_step(). Without a device submit() only notes that the gradient is ready. If
     /// finish() throws what options.reduce or reduce_columns throw, or unavailable because a selection finds no memory
     /// on the device, the step stays open; abandon() then discards it, and nothing has changed.
-    /// @throws invalid_argument in the calls below, without an open step, and for a param submitted or skipped twice or
-    /// not at all
+    /// @throws invalid_argument: the calls below, if no step is open; submit() and skip(), for a param that was
+    /// submitted or skipped already; finish(), for a param that was neither
     void begin_step(step_values const& values = {});
     /// See optimizer::submit().
     void submit(shard_id param);
@@ -267,15 +269,15 @@ public:
     // ---- A device beside the CPU
 
     /// Sets row-major arrays in the device's memory: `grad`, where the param's gradient is made, and `weight_out`,
-    /// where its weights (any type, also vectors) are needed. Call it for every param before place().
+    /// where its weights are needed. Params of any type need both, vectors too. Call it for every param before place().
     void set_device_arrays(shard_id param, device_arrays const& arrays);
-    /// From the next step on the device updates selected columns and vectors and holds the only current copy of their
-    /// masters and moments, until the next selection; null moves them back. The bits are the same. The device scores
-    /// columns. submit() computes the norm on the device and starts the copy of the gradient into the shard's `grad`,
-    /// ideally memory of the device's pinned(); the host accumulates it in the background, so grad belongs to the
-    /// optimizer until the param's next submit(). New weights of deferred columns are uploaded during the next window,
-    /// beside the weights in use: the device needs memory for all weights of matrices once more. state() and
-    /// place(nullptr) write `weights` and the vectors' arrays in host memory.
+    /// From the next step on, the device updates selected columns and vectors. Until the next selection, it holds the
+    /// only current copy of their masters and moments. A null device moves them back. The bits are the same. The device
+    /// scores columns. submit() computes the norm on the device and starts the copy of the gradient into the shard's
+    /// `grad`, ideally memory of the device's pinned(); the host accumulates it in the background, so grad belongs to
+    /// the optimizer until the param's next submit(). During the next window, new weights of deferred columns are
+    /// uploaded to a second buffer, so the device needs memory for a second copy of all weights of matrices. state()
+    /// and place(nullptr) write `weights` and the vectors' arrays in host memory.
     ///
     /// If the device fails or stops answering, finish() throws device_error and the step is rolled back by records on
     /// the device: state, sums and schedule are as before. (Weights of columns that were being selected may already be
@@ -283,14 +285,14 @@ public:
     /// publishes them first. If the device does not come back, the error asks for a load().
     ///
     /// @throws invalid_argument if a param has no arrays there, or the device has params of another optimizer;
-    /// unavailable and
-    ///         device_error if it lacks memory or fails, with nothing moved
+    /// unavailable and device_error if it lacks memory or fails, with nothing moved
     void place(std::shared_ptr<device> on);
 
     // ---- State
 
     /// Finishes background work and publishes its weights now, for example before an evaluation or at the end of
-    /// training. Deferred sums stay. A flush() changes the weights in the rest of a window, and so the bits of the run.
+    /// training. Deferred sums stay. A flush() changes the weights that the rest of the window uses, and therefore the
+    /// bits of the run.
     void flush();
 
     [[nodiscard]] std::uint64_t steps() const noexcept; ///< number of applied steps
@@ -308,11 +310,10 @@ public:
     /// Returns the state, also in the middle of a window, as views of the arrays, which the next call may change.
     /// Finishes background work, which changes no bit.
     [[nodiscard]] zenflow_state state();
-    /// Loads the state of an optimizer with the same params and types and any other options. The selection stays until
-    /// the next one is due.
+    /// Loads the state of an optimizer with the same params and types. Its options may differ. The selection stays
+    /// until the next one is due.
     /// @throws invalid_argument if something is missing or has other types, with nothing changed; and what reading a
-    /// file
-    ///         throws: steps are then refused until a load() succeeds
+    /// file throws: steps are then refused until a load() succeeds
     void load(zenflow_state const& from);
     /// Loads the states that all ranks saved, in any order and with any row boundaries.
     void load(std::span<zenflow_state const> from_all_ranks);
