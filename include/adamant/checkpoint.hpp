@@ -26,8 +26,8 @@ enum class state_array : std::uint8_t { param, exp_avg, exp_avg_sq };
     return array == state_array::param ? "param" : array == state_array::exp_avg ? "exp_avg" : "exp_avg_sq";
 }
 
-/// Reads bytes of a state that are not an array in memory: bytes of a file, which may be truncated meanwhile, or of
-/// split masters, which are joined when they are read.
+/// Reads the parts of a state that are not stored as an array in memory. These are parts of a file, which may be
+/// truncated in the meantime, and split masters, which are joined when they are read.
 class state_source {
 public:
     /// Copies `bytes` bytes from `src`, which is a tensor's `data` plus an offset. `data` may be null; `src` is then

@@ -120,9 +120,11 @@ struct machine {
 /// Reads a machine from hwloc's XML, as `lstopo FILE.xml` writes it. Thread-safe.
 ///
 /// Accepts version 2 of the format, and later versions that the installed hwloc reads.
-/// @throws unavailable  if the file cannot be opened, if its version is too new, or without hwloc (ADAMANT_NO_HWLOC).
-/// @throws invalid_argument  if the file contains no topology, or one in which PUs or nodes share an index or objects
-///     lack a set.
+/// @throws unavailable  if the file cannot be opened or has no PU, if its version is too new, or without hwloc
+/// (ADAMANT_NO_HWLOC).
+/// @throws invalid_argument  if the file contains no topology, if two of its PUs or two of its nodes have the same
+/// index, if an index is too large, or if an object has a cpuset without a complete_cpuset or a nodeset without a
+/// complete_nodeset.
 [[nodiscard]] machine machine_from_xml(std::string const& path);
 
 /// Makes a machine from hwloc's synthetic description, such as "pack:2 [numa] core:96 pu:2".
@@ -139,23 +141,23 @@ struct machine {
 /// The result is in the order of ranks. A pure function, so ranks that call it separately agree; thread-safe. It
 /// guarantees, in order of priority:
 ///   - Only allowed PUs are used.
-/// - No core is assigned twice, within a rank or to two ranks, unless a launcher bound ranks to different PUs of one
-///   core; `why` then says so.
+///   - No core is assigned twice, within a rank or to two ranks, unless a launcher bound ranks to different PUs of one
+///     core; `why` then says so.
 ///   - The optimizer and the host framework each have a core if the rank has two.
 ///   - A rank stays inside one NUMA node if all ranks can; else its optimizer does, if all optimizers can.
-/// - Ranks share memory bandwidth evenly, because it bounds a step: the numbers of ranks on NUMA nodes differ by at
-///   most one if the nodes have enough cores. With fewer ranks than nodes, all cores are assigned.
-/// - Among the remaining assignments it selects the one whose optimizers are nearest to their GPUs. It minimizes the
-///   sum over ranks of the mean distance of the optimizer's cores to the GPU. A distance is 0 for PUs close to the GPU,
-///   1 in its package, 2 elsewhere. A rank without a GPU has no preference. With fewer ranks than nodes, minimizing the
-///   total number of nodes that the optimizers use comes first. The result is optimal for the given core counts of the
-///   ranks. If an optimal result would take a search of more than some milliseconds (on some machines of 8 or more
-///   nodes), or if a node's cores differ in distance to a GPU, the result is a local optimum: no exchange of cores
-///   between two ranks improves it.
-/// - Of equal assignments it selects the one that gives the ranks cores in the order of the machine.
+///   - Ranks share memory bandwidth evenly, because it bounds a step: the numbers of ranks on NUMA nodes differ by at
+///     most one if the nodes have enough cores. With fewer ranks than nodes, all cores are assigned.
+///   - Among the remaining assignments it selects the one whose optimizers are nearest to their GPUs. It minimizes the
+///     sum over ranks of the mean distance of the optimizer's cores to the GPU. A distance is 0 for PUs close to the
+///     GPU, 1 in its package, 2 elsewhere. A rank without a GPU has no preference. With fewer ranks than nodes,
+///     minimizing the total number of nodes that the optimizers use comes first. The result is optimal for the given
+///     core counts of the ranks. If an optimal result would take a search of more than some milliseconds (on some
+///     machines of 8 or more nodes), or if a node's cores differ in distance to a GPU, the result is a local optimum:
+///     no exchange of cores between two ranks improves it.
+///   - Of equal assignments it selects the one that gives the ranks cores in the order of the machine.
 ///   - Ranks have equal shares of fast and slow cores.
-/// - The optimizer gets at most as many PUs as its rank's share of the CPU quota can keep busy. An explicit number or
-///   list of cores may exceed that; `why` then says so.
+///   - The optimizer gets at most as many PUs as its rank's share of the CPU quota can keep busy. An explicit number or
+///     list of cores may exceed that; `why` then says so.
 /// @throws invalid_argument  for a request that contradicts itself.
 /// @throws unavailable  for a request that this machine cannot serve; the message says what is available.
 [[nodiscard]] std::vector<rank_cores> select_cores(machine const& machine, core_request const& request);

@@ -97,7 +97,8 @@ struct executor_options {
     /// work to one more thread would cost about as much time as that thread saves. Work that moves fewer bytes per
     /// element needs more elements.
     std::size_t min_slice_elems = 16384;
-    /// Most elements of a chunk (rounded down to a multiple of 64, at least 4096); tune_cores() tries others.
+    /// Maximum number of elements in a chunk (rounded down to a multiple of 64, at least 4096); tune_cores() tries
+    /// other values.
     std::size_t max_chunk_elems = default_max_chunk_elems;
     std::uint32_t prefetch_bytes = default_prefetch_bytes(); ///< see default_prefetch_bytes()
 };
@@ -124,9 +125,9 @@ public:
 
     /// The instruction set in use, never automatic.
     [[nodiscard]] isa tier() const noexcept;
-    /// Most threads that a call uses.
+    /// Maximum number of threads that a call uses.
     [[nodiscard]] unsigned threads() const noexcept;
-    /// CPU quota in CPUs, which the cgroups of this process set at construction. All ranks in these cgroups share it.
+    /// CPU quota of this process's cgroups, in CPUs, read once by the constructor. All ranks in these cgroups share it.
     /// 0: no quota. Only an explicit `threads` or `pus` option can exceed it.
     [[nodiscard]] double cpu_quota() const noexcept;
     /// The team; null if the calling thread does the work.

@@ -159,9 +159,9 @@ template <class Param, class Grad, class ExpAvg, class ExpAvgSq, class WeightOut
 
 /// Number of formats.
 inline constexpr std::size_t format_count = 90;
-/// All formats, always in the same order: for each param (float32, bfloat16, float16, split_float32), each grad and
-/// each of the five pairs of moments one format; for float32 params three, without weight_out, with bfloat16 and with
-/// float16 weight_out.
+/// All formats, always in the same order. There is one format for each combination of a param (float32, bfloat16,
+/// float16, split_float32), a grad and one of the five pairs of moments. A combination with float32 params has three
+/// formats: without weight_out, with bfloat16 weight_out, and with float16 weight_out.
 [[nodiscard]] std::span<shard_format const> all_formats() noexcept;
 /// The format with these types; null if no shard can have them.
 [[nodiscard]] shard_format const* find_format(shard_dtypes const& types) noexcept;
@@ -201,14 +201,12 @@ template <class Grad>
 
 // ---- Names of storage formats
 
-/// Types of a shard with this storage format and these weights; the formats are:
-///   float32                 float32 master and moments
-///   split_float32           split master weights: bfloat16 weight and 16-bit residual; float32 moments
-///   bfloat16                float32 master, bfloat16 moments
-///   quantized8              float32 master, 8-bit moments
-///   split_float32+bfloat16, split_float32+quantized8: split master weights with these moments
-/// weight: type of the weights, bfloat16 or float16, or none if the master is the weight. Split masters need bfloat16.
-/// Absent for another name and for impossible combinations. Pure.
+/// Types of a shard with this storage format and these weights; the formats are: float32                 float32 master
+/// and moments split_float32           split master weights: bfloat16 weight and 16-bit residual; float32 moments
+/// bfloat16                float32 master, bfloat16 moments quantized8              float32 master, 8-bit moments
+/// split_float32+bfloat16, split_float32+quantized8: split master weights with these moments weight: type of the
+/// weights, bfloat16 or float16, or none if the master is the weight. Split masters need bfloat16. Absent for another
+/// name, and for split masters without bfloat16 weights; find_format() says whether a shard can have the types. Pure.
 [[nodiscard]] constexpr std::optional<shard_dtypes> types_of_state(std::string_view name, dtype grad,
                                                                    dtype weight) noexcept
 {

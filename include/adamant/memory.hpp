@@ -195,9 +195,10 @@ ADAMANT_BEGIN_NAMESPACE
 /// nodes (if given) have left. root: the folder that contains proc and sys; "" for this machine. Thread-safe.
 [[nodiscard]] memory_limit available_memory(node_set const& nodes = {}, std::string const& root = {});
 
-/// Checks that `bytes` of memory are available (see available_memory()). Every memory_block checks its own size. Before
-/// you create several blocks, check their total: a block takes no memory before it is touched, so each block alone
-/// would pass its own check. Other processes may take memory later.
+/// Checks that `bytes` of memory are available (see available_memory()). A memory_block checks its own size, unless
+/// check_available is false or its pages are hugetlb, which the kernel reserves. Before you create several blocks,
+/// check their total: a block takes no memory before it is touched, so each block alone would pass its own check. Other
+/// processes may take memory later.
 /// @throws unavailable if less is available
 void check_memory(std::size_t bytes, node_set const& nodes = {}, std::string const& root = {});
 
@@ -219,9 +220,9 @@ ADAMANT_END_NAMESPACE
 
 ADAMANT_BEGIN_INLINE_NAMESPACE
 
-/// A buffer of n zeros. The thread that starts with a part of it in a step over n elements touches that part first, so
-/// that the kernel allocates the part near that thread. Call it at setup. Throws as the constructor of buffer does,
-/// before anything is touched, and as executor::for_each_owned_slice() does.
+/// A buffer of n zeros. In a step over n elements each thread starts with its own part. The same thread touches that
+/// part first, so that the kernel allocates it near the thread. Call it at setup. Throws as the constructor of buffer
+/// does, before anything is touched, and as executor::for_each_owned_slice() does.
 template <class T>
     requires std::is_trivially_copyable_v<T>
 [[nodiscard]] buffer<T> make_buffer(executor const& cpu, std::size_t n)

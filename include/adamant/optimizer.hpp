@@ -53,8 +53,8 @@ struct shard_to_add {
 /// Initialize weight_out with the rounded params: a rollback recomputes it from param.
 ///
 /// With few elements, step() and the calls from begin_step() to finish() do their work in the calling thread; with an
-/// executor without a team, step() does, too. step_async(), steps with a device and any other step use the executor's
-/// team. If the executor has no team, a single unbound worker thread is created.
+/// executor without a team, step() does, too. All other steps, step_async() and every step with a device use the
+/// executor's team. If the executor has no team, a single unbound worker thread is created.
 ///
 /// Thread safety: call submit(), skip() and set_gradient() from any thread except the team's, also concurrently; call
 /// everything else from one thread at a time. Gradients must not change between submit() and the end of finish(). The
@@ -121,8 +121,8 @@ public:
     /// Uses another gradient buffer of the same size and type from now on. Call it between steps, or in an open step
     /// before the submit() of the shard; from any thread. Allocates nothing after prepare(). Before rollback(), set the
     /// buffer that the last step read.
-    /// @throws invalid_argument for a null pointer if the shard has elements, memory that a step writes, a submitted
-    /// shard, and a shard whose gradient is on a device
+    /// @throws invalid_argument for a null pointer (unless the shard has no elements), for memory that a step writes,
+    /// for a submitted shard, and for a shard whose gradient is on a device
     void set_gradient(shard_id shard, void const* grad);
 
     /// Bytes that prepare(with_journal) allocates, exact to some KiB. The journal is the memory for the records of a
@@ -148,17 +148,18 @@ public:
     /// State of dynamic loss scaling; absent without it.
     [[nodiscard]] std::optional<loss_scaler_state> loss_scaler() const noexcept;
     /// Sets the state of dynamic loss scaling from the next step on. Makes the last step final.
-    /// @throws invalid_argument for a scale whose inverse float cannot represent, without dynamic loss scaling, and
-    /// during a step
+    /// @throws invalid_argument for a scale whose inverse does not fit into a float, for an optimizer without dynamic
+    /// loss scaling, and during a step
     void set_loss_scaler(loss_scaler_state const& state);
     /// The executor.
     [[nodiscard]] executor const& cpu() const noexcept;
 
     // ---- A device beside the CPU
 
-    /// Moves parts of shards to a device, back, or to another one. From the next step on the device updates its
-    /// pieces while the CPU updates the others, with the same bits for every placement. Compute the placement with
-    /// split() from shard_sizes(). A null device moves everything back.
+    /// Moves parts of shards to a device, back, or to another one. From the next step on the device updates its pieces
+    /// while the CPU updates the others, with the same bits for every placement. Compute the placement with split()
+    /// from shard_sizes(). A null device with a placement that is all on the CPU moves everything back; after
+    /// set_device_arrays(), do this before you move to another device.
     ///
     /// The device then holds the only current copy of its state: the shards' own arrays are stale until
     /// update_host_arrays(), state() or a move back (you may release their pages until then). Shards that are added
@@ -166,8 +167,9 @@ public:
     /// ones: a piece whose boundaries change is allocated anew.
     ///
     /// If the device fails or does not answer in time, both backends roll the step back: state and accumulated
-    /// gradients are as before. For that both record every step (see journal_budget_bytes and device_records). A device
-    /// that does not answer rolls back later, before it is used again; keep the gradients of that step until then.
+    /// gradients are as before. To make this possible, both backends record every step (see journal_budget_bytes and
+    /// device_records). A device that does not answer rolls back later, before it is used again; keep the gradients of
+    /// that step until then.
     ///
     /// @throws invalid_argument for a placement that does not match shard_sizes(), for keep_last_step without
     /// device_records, and if the device has shards of another optimizer; device_error and unavailable if the device
@@ -178,8 +180,9 @@ public:
     [[nodiscard]] std::vector<std::size_t> shard_sizes() const;
     /// Bytes that the pieces of this placement take on the device.
     [[nodiscard]] std::size_t device_bytes(device const& on, placement const& where) const;
-    /// Sets the arrays that hold the shard's gradient and weights on the device that the next place() gets. The caller
-    /// owns them. Valid until place(nullptr, ...). Without it both are in host memory. See device_arrays.
+    /// Sets the device arrays for the shard's gradient and weights. They are in the memory of the device that you pass
+    /// to the next place(). The caller owns them. Valid until place(nullptr, ...). Without it both are in host memory.
+    /// See device_arrays.
     /// @throws invalid_argument after place(), during a step, and for a missing array
     void set_device_arrays(shard_id shard, device_arrays const& arrays);
 
@@ -216,9 +219,9 @@ public:
     void abandon();
 
     /// Rolls back the last step, which must have been applied with keep_last_step. The step must not be final. It
-    /// becomes final when a step is begun, a gradient accumulated or accumulated gradients discarded, a group or shard
-    /// added or removed, place() called, a step count or loss scaler set, or a state loaded. The gradients must be
-    /// unchanged, which a checksum verifies.
+    /// becomes final when you begin a step, accumulate a gradient, call clear_accumulators(), add or remove a group or
+    /// shard, call place(), set the step count or the loss scaler, or load a state. The gradients must be unchanged,
+    /// which a checksum verifies.
     ///
     /// Restores every bit of param, exp_avg and exp_avg_sq, the step count and the loss scale, and computes weight_out
     /// from param. Accumulators hold the same micro-steps as before the step: submit the last gradient again to repeat
@@ -232,7 +235,8 @@ public:
     /// the last gradient. Returns when it is done, so the gradient's memory may be reused. The first micro-step after a
     /// step overwrites the accumulator. To average, multiply loss_scale by the number of micro-steps. Makes the last
     /// step final.
-    /// @throws invalid_argument for a shard without an accumulator, or one that was submitted
+    /// @throws invalid_argument for a shard without an accumulator, for one that was submitted or skipped, and during
+    /// step_async(); device_error if a device fails: the gradients accumulated for the shard are then lost
     void accumulate(shard_id shard);
     /// Discards accumulated gradients. Makes the last step final.
     void clear_accumulators();
@@ -242,7 +246,7 @@ public:
     public:
         /// Whether the step is over. Does not block.
         [[nodiscard]] bool done() const;
-        /// Share of the work known so far that is done, from 0 to 1. A rollback or a second pass adds work.
+        /// Completed share, from 0 to 1, of the work that is known so far. A rollback or a second pass adds work.
         [[nodiscard]] double progress() const;
         /// Waits until the deadline. Returns whether the step is over.
         bool wait_until(std::chrono::steady_clock::time_point deadline) const;
@@ -258,7 +262,7 @@ public:
         explicit ticket(detail::optimizer_core& of) noexcept : of_(&of) {}
         detail::optimizer_core* of_;
     };
-    /// Starts step() and returns immediately. Until wait() has returned, use only the ticket.
+    /// Starts step() and returns immediately. Until wait() has returned, use only the ticket and cpu_blocks_done().
     [[nodiscard]] ticket step_async(step_values const& values = {});
 
     // ---- State

@@ -182,11 +182,13 @@ struct shard_place {
 
 /// Whether submit() updates shards before the norm is known. Changes no bit of a result.
 enum class speculation : std::uint8_t {
-    automatic, ///< if at most half of the last eight steps had to be rolled back, and unless the model is so small that
-               ///< submit() updates it itself. Once finish() is called, shards wait for the norm, known soon, but with
-               ///< keep_last_step or a device are still updated immediately
-    always,    ///< all of them, also after finish() is called
-    never,     ///< submit() only measures
+    /// If at most half of the last eight steps were clipped or skipped, and unless the model is so small that submit()
+    /// updates it itself. Once finish() is called, shards wait for the norm, which is known soon; with keep_last_step
+    /// or
+    /// a device they are still updated immediately.
+    automatic,
+    always, ///< all of them, also after finish() is called
+    never,  ///< submit() only measures
 };
 
 /// Options of an optimizer.

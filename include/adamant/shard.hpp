@@ -54,12 +54,16 @@ ADAMANT_BEGIN_INLINE_NAMESPACE
 /// overlap. Copyable. Thread safety: const access from any thread; two concurrent steps over the same arrays are a data
 /// race.
 ///
-/// param       master weights, read and written                float, bfloat16, float16, split_float32 grad        read
-/// float, bfloat16, float16 exp_avg     first moment, read and written; start at 0      float, bfloat16, quantized8
-/// exp_avg_sq  second moment, read and written; start at 0     float, bfloat16; quantized8 if and only if exp_avg is
-/// quantized8 weight_out  the new weights rounded to 16 bits, written     void (none); with a float param also bfloat16
-/// or float16 With a split_float32 param, weight_out is bfloat16, read and written; see split_masters(). quantized8
-/// moments are arrays of (n + 63) / 64 groups. A group whose bytes are all 0 holds 64 zeros.
+/// | array | contents | types |
+/// | --- | --- | --- |
+/// | `param` | master weights, read and written | float, bfloat16, float16, split_float32 |
+/// | `grad` | gradient, read | float, bfloat16, float16 |
+/// | `exp_avg` | first moment, read and written; initially 0 | float, bfloat16, quantized8 |
+/// | `exp_avg_sq` | second moment, read and written; initially 0 | float, bfloat16; quantized8 if exp_avg is quantized8
+/// | | `weight_out` | new weights rounded to 16 bits, written | void (none); beside a float param bfloat16 or float16 |
+///
+/// With a split_float32 param, weight_out is bfloat16, read and written; see split_masters(). quantized8 moments are
+/// arrays of (n + 63) / 64 groups. A group whose bytes are all 0 holds 64 zeros.
 template <param_storage Param, element_type Grad, moment_type ExpAvg, second_moment_type<ExpAvg> ExpAvgSq = ExpAvg,
           weight_out_type<Param> WeightOut = void>
 class shard {

@@ -16,7 +16,8 @@
 #include <adamant/device.hpp>
 #include <adamant/error.hpp>
 
-// split() turns a ratio into a placement: the shards, and parts of shards, that CPU and device step.
+// split() turns a ratio into a placement, which says which shards and parts of shards the CPU updates and which the
+// device updates.
 
 ADAMANT_BEGIN_NAMESPACE
 
@@ -78,8 +79,8 @@ struct subgroup {
 /// Rates and times of one rank's training step. A rate is infinite if it does not limit the step.
 struct step_rates {
     double elems = 0;                                                 ///< elements of the optimizer on CPU and device
-    double cpu_elems_per_s = std::numeric_limits<double>::infinity(); ///< elements that the CPU updates a second
-    /// Elements that the device updates a second.
+    double cpu_elems_per_s = std::numeric_limits<double>::infinity(); ///< elements that the CPU updates per second
+    /// Elements that the device updates per second.
     double device_elems_per_s = std::numeric_limits<double>::infinity();
     double down_bytes_per_s = std::numeric_limits<double>::infinity(); ///< device to host
     double up_bytes_per_s = std::numeric_limits<double>::infinity();   ///< host to device
@@ -180,8 +181,8 @@ inline void check_rates(step_rates const& r)
 // Returns, for each row, the time that a step would take if it waited only for this row. The step takes the longest of
 // these times. The rows of one backend work concurrently, so a backend takes as long as its slowest row. Backward makes
 // the CPU's gradients first, at a constant rate; the device's part begins when backward has finished. (The CPU backend
-// also waits for its gradients. That is never its longest row, because its gradients are complete before backward
-// ends.)
+// also waits for its gradients. This wait is never the longest time, because these gradients are complete before
+// backward ends.)
 inline std::vector<ratio_line> lines_of(step_rates const& r)
 {
     whole_times const times = times_of_all(r);

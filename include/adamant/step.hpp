@@ -89,7 +89,8 @@ step_report step(executor const& cpu, any_shard const& shard, hyperparameters co
 /// otherwise as above
 step_report step(executor const& cpu, shard_list const& shards, std::span<coefficients const> group_coefficients);
 
-/// As above, with one set of hyperparameters for all.
+/// As above, for a list with one parameter group.
+/// @throws invalid_argument for a list with more
 step_report step(executor const& cpu, shard_list const& shards, hyperparameters const& hyper, std::uint64_t step_number,
                  grad_scaling const& scaling = {});
 

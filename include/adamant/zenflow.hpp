@@ -37,20 +37,22 @@ enum class column_reduction : std::uint8_t { sum, max };
 /// "Steps" are applied steps.
 struct zenflow_options {
     /// Share of the columns that is selected, from 0 to 1. Of n columns, topk_ratio * n are selected, rounded to the
-    /// nearest integer (half up), but at least one unless the ratio is 0. With selection_scope::all_params these
-    /// numbers are those of all matrices together, and a matrix may get none. 1: nothing is deferred.
+    /// nearest integer (half up), but at least one unless the ratio is 0. With selection_scope::all_params, topk_ratio
+    /// is the share of the elements of all matrices together. Columns are selected in the order of their scores per
+    /// element until one does not fit into this share. A matrix may get none, and so may all. 1: nothing is deferred.
     double topk_ratio = 0.1;
     column_score score = column_score::magnitude;        ///< how columns are scored
     selection_scope scope = selection_scope::each_param; ///< which columns compete with each other
     /// The first step of a window selects again if at least this many steps were taken since the last selection.
     std::size_t select_interval = 16;
-    /// Steps in a window. Absent: a window ends after max_deferred steps, or earlier if the squared norm of the
-    /// deferred sums is positive and at least auto_ratio times the sum, over the window's steps, of the squared norms
-    /// of the selected columns' gradients. Vectors count in neither norm.
+    /// Steps in a window. Absent: after each step, two numbers are compared: the squared norm of the deferred sums, and
+    /// the squared norms of the selected columns' gradients, summed over the window's steps. The window ends if the
+    /// first is positive and at least auto_ratio times the second, or after max_deferred steps. Vectors count in
+    /// neither norm.
     std::optional<std::size_t> update_interval = 4;
     /// If update_interval is absent: how much the deferred gradients must outweigh the applied ones.
     double auto_ratio = 1;
-    std::size_t max_deferred = 64;       ///< most steps in a window with an automatic interval
+    std::size_t max_deferred = 64;       ///< maximum number of steps in a window without update_interval
     std::size_t full_warm_up_rounds = 0; ///< number of plain steps before ZenFlow begins
     /// Whether deferred gradients are applied during the next window, and the weights published at its end; otherwise
     /// immediately. Affects only the time at which weights are seen.
@@ -200,17 +202,18 @@ struct zenflow_param {
 /// change.
 ///
 /// Errors: if a call throws, the optimizer is unchanged unless the function says otherwise. After step() throws, no
-/// copy between the caller's arrays and a device runs, unless the device does not answer. In a forked child process,
-/// step calls, flush(), place() and load() throw unavailable; if work was in flight at the fork, every non-const call
-/// throws it. In that case the destructor in the child process does not wait, and leaks what threads were working on.
+/// copy between the caller's arrays and a device is in progress any more, unless the device does not answer. In a
+/// forked child process, step calls, flush(), place() and load() throw unavailable; if work was in flight at the fork,
+/// every non-const call throws it. In that case the destructor in the child process does not wait, and leaks what
+/// threads were working on.
 class zenflow_optimizer {
 public:
     /// Uses the threads of the executor.
     /// @throws invalid_argument for impossible options
     explicit zenflow_optimizer(executor const& cpu, zenflow_options zenflow = {}, optimizer_options options = {});
-    /// Moves the optimizer; the moved-from one may only be destroyed.
+    /// Moves the optimizer; the moved-from one may only be destroyed or assigned to.
     zenflow_optimizer(zenflow_optimizer&& other) noexcept;
-    /// Moves the optimizer; the moved-from one may only be destroyed.
+    /// Moves the optimizer; the moved-from one may only be destroyed or assigned to.
     zenflow_optimizer& operator=(zenflow_optimizer&& other) noexcept;
     /// Finishes background work. Unpublished weights stay unpublished.
     ~zenflow_optimizer();
@@ -225,8 +228,9 @@ public:
     void set_hyperparameters(group_id group, hyperparameters const& hyper);
 
     /// Adds a param and returns its number. Before the first step, weights must equal the rounded masters.
-    /// @throws invalid_argument as optimizer::add_shard() does; for a matrix without `weights`, whose shard does not
-    /// hold whole rows, or whose number of rows is not a multiple of 64 with 8-bit moments; and after a step
+    /// @throws invalid_argument as optimizer::add_shard() does; for a matrix without `weights`; for a matrix whose
+    /// shard does not hold whole rows; for a matrix with 8-bit moments whose number of rows is not a multiple of 64;
+    /// and after a step
     shard_id add_param(zenflow_param added);
     /// Number of params.
     [[nodiscard]] std::size_t params() const noexcept;
@@ -254,8 +258,8 @@ public:
     /// Opens a step; see optimizer::begin_step(). Without a device submit() only notes that the gradient is ready. If
     /// finish() throws what options.reduce or reduce_columns throw, or unavailable because a selection finds no memory
     /// on the device, the step stays open; abandon() then discards it, and nothing has changed.
-    /// @throws invalid_argument: the calls below, if no step is open; submit() and skip(), for a param that was
-    /// submitted or skipped already; finish(), for a param that was neither
+    /// @throws invalid_argument  in the calls below if no step is open, in submit() and skip() for a param that was
+    /// already submitted or skipped, and in finish() for a param that was neither
     void begin_step(step_values const& values = {});
     /// See optimizer::submit().
     void submit(shard_id param);
@@ -274,10 +278,10 @@ public:
     /// From the next step on, the device updates selected columns and vectors. Until the next selection, it holds the
     /// only current copy of their masters and moments. A null device moves them back. The bits are the same. The device
     /// scores columns. submit() computes the norm on the device and starts the copy of the gradient into the shard's
-    /// `grad`, ideally memory of the device's pinned(); the host accumulates it in the background, so grad belongs to
-    /// the optimizer until the param's next submit(). During the next window, new weights of deferred columns are
-    /// uploaded to a second buffer, so the device needs memory for a second copy of all weights of matrices. state()
-    /// and place(nullptr) write `weights` and the vectors' arrays in host memory.
+    /// `grad`, which is ideally allocated with the device's pinned(). The host accumulates the gradient in the
+    /// background, so `grad` belongs to the optimizer until the param's next submit(). During the next window, new
+    /// weights of deferred columns are uploaded to a second buffer, so the device needs memory for a second copy of all
+    /// weights of matrices. state() and place(nullptr) write `weights` and the vectors' arrays in host memory.
     ///
     /// If the device fails or stops answering, finish() throws device_error and the step is rolled back by records on
     /// the device: state, sums and schedule are as before. (Weights of columns that were being selected may already be
@@ -310,8 +314,9 @@ public:
     /// Returns the state, also in the middle of a window, as views of the arrays, which the next call may change.
     /// Finishes background work, which changes no bit.
     [[nodiscard]] zenflow_state state();
-    /// Loads the state of an optimizer with the same params and types. Its options may differ. The selection stays
-    /// until the next one is due.
+    /// Loads the state of an optimizer with the same params, types and group names. The options of the two optimizers
+    /// may differ, but dynamic loss scaling must be set in both or in neither. The selection stays until the next one
+    /// is due.
     /// @throws invalid_argument if something is missing or has other types, with nothing changed; and what reading a
     /// file throws: steps are then refused until a load() succeeds
     void load(zenflow_state const& from);

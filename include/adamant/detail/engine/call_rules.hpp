@@ -31,8 +31,8 @@ public:
             !options.keep_last_step
                 ? "adamant: cannot call rollback(): the last step was not kept. Set keep_last_step in the options."
                 : "adamant: cannot call rollback(): there is no step to roll back. None was applied yet, or since then "
-                  "a step was begun or rolled back, a gradient was accumulated, a group or shard was added, removed or "
-                  "changed, or a state was loaded.");
+                  "a step was begun or rolled back, a gradient was accumulated, a group or shard was added or removed, "
+                  "shards were placed, the step count or loss scaler was set, or a state was loaded.");
     }
     void may_accumulate(std::size_t shard) const
     {
