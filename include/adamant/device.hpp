@@ -40,12 +40,13 @@ struct placement {
     std::size_t cpu_elems = 0;       ///< elements that the CPU updates
     std::size_t device_elems = 0;    ///< elements that the device updates
     double ratio_asked = 1;          ///< the ratio that was requested
-    /// Whether a memory limit did not allow the requested ratio; the placement is then the nearest allowed one. Unset
-    /// if a limit excludes only the cut or shards nearest to it; compare ratio() with ratio_asked for that.
+    /// Whether a memory limit did not allow the requested ratio; the placement is then the nearest allowed one. False
+    /// if the limits allow the requested ratio and exclude only the cut, or the set of whole shards, that is nearest to
+    /// it. To detect that, compare ratio() with ratio_asked.
     bool limited = false;
-    /// Whether no other placement of this kind, in this order and within the limits, is nearer to the ratio. False only
-    /// for whole shards with sizes so different that the search could not try all of their sums; the placement is then
-    /// only near.
+    /// Whether no other placement with the unit, order and limits of the split_request is nearer to the ratio. False
+    /// only for whole shards with sizes so different that the search could not try all of their sums; the placement is
+    /// then only near.
     bool nearest = true;
 
     /// Returns the CPU's share of the elements; 1 without elements.
@@ -189,8 +190,9 @@ struct device_pass {
 /// The passes change a block like those on the CPU, to the same bits: see block_pass. The differences:
 ///   - A part with records has memory for the record of every block. A part without records gets no speculate, redo and
 ///     rollback passes and no keep_records.
-///   - measure and compare write sums of squares to the results. If a changed gradient makes its record useless for
-///   rollback, compare's sum differs from the step's. Records that are copies can always roll it back.
+/// - measure and compare write sums of squares to the results. compare must write another sum than the step did if the
+///   gradient has changed and a rollback of the block needs the old gradient. A record that is a copy of the old values
+///   does not need it.
 ///   - rollback rounds the restored params to weight_out.
 class device_part {
 public:
@@ -211,8 +213,8 @@ public:
 };
 
 /// A device. Functions that enqueue may be called from any thread, also concurrently; they return immediately and throw
-/// only bad_alloc. If enqueued work fails, all later work in all streams is skipped until reset(), so what finished is
-/// known; waiting throws a device_error that names the failed work.
+/// only bad_alloc, or unavailable in a forked child process. If enqueued work fails, all later work in all streams is
+/// skipped until reset(), so what finished is known; waiting throws a device_error that names the failed work.
 ///
 /// In a forked child process, every throwing function throws unavailable, release() does nothing and reset() returns
 /// false; destructors leak the device's resources.

@@ -35,7 +35,7 @@ struct split_float32 {
     friend bool operator==(split_float32, split_float32) = default;
 };
 
-/// A group of 64 moments of 8 bits with their scale, see detail/numerics/quantized8.hpp. An array of n elements has a
+/// Number of elements in a group of 8-bit moments, see detail/numerics/quantized8.hpp. An array of n elements has a
 /// group for each 64 of them, and one for what is left.
 inline constexpr std::size_t quantized_group_elems = 64;
 /// A group of 64 8-bit moments and their scale.
@@ -199,7 +199,8 @@ inline constexpr dtype dtype_of = [] {
 {
     return visit_storage(type, [](auto format) { return format.bytes; });
 }
-/// Bytes of an array of n elements; and, for a multiple of elems_together(), where element n is in one.
+/// Bytes of an array of n elements. If n is a multiple of elems_together(), also the byte offset of element n in a
+/// longer array.
 [[nodiscard]] constexpr std::size_t array_bytes(dtype type, std::size_t n) noexcept
 {
     return visit_storage(type, [n](auto format) {
@@ -270,6 +271,7 @@ inline constexpr std::uint32_t canonical_nan_bits = 0x7fc00000u;    // the one N
 }
 
 /// Round to nearest, ties to even; too large goes to infinity; every NaN becomes the quiet NaN without a sign.
+/// narrow<float>() returns x unchanged.
 template <class T>
 [[nodiscard]] constexpr T narrow(float x) noexcept;
 

@@ -59,8 +59,9 @@ struct grad_scaling {
 ///
 /// lr may be arbitrarily small, because schedules end there: if lr / (1 - beta1^step) is at most 2^-126, the step is 0.
 /// @throws invalid_argument  naming the first invalid field: NaN or infinite; lr, eps or weight_decay below 0; a beta
-///     outside [0, 1) or so close to 1 that its float is 1 (1 - 2^-25 or more); weight_decay with an unset mode; a
-///     value that float cannot represent (above 3.4e38, or other than 0 and at most 2^-126; lr excepted).
+/// outside [0, 1) or so close to 1 that its float is 1 (1 - 2^-25 or more); weight_decay with an unset mode; a mode or
+/// a rounding that is no enumerator; a value that float cannot represent (above 3.4e38, or other than 0 and at most
+/// 2^-126; lr excepted); lr / (1 - beta1), or for AdamW lr * weight_decay, above 3.4e38.
 void validate(hyperparameters const& hyper);
 
 /// Checks a gradient scaling. Pure; thread-safe.
@@ -95,8 +96,8 @@ struct coefficients {
 
 namespace detail {
 
-// Whether the value, rounded to nearest, is 0 or a finite float that flush() keeps: above 2^-126 by more than half an
-// ulp.
+// Whether the value is 0, or its magnitude is at most the largest float and rounds to one that flush() keeps: above
+// 2^-126 by more than half an ulp.
 [[nodiscard]] bool float_holds(double value) noexcept;
 
 [[noreturn]] void refuse_hyperparameter(char const* key, double value, char const* rule);

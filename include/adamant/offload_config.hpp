@@ -25,14 +25,16 @@ struct zenflow_config {
     /// Steps between selections, at least 1.
     ///
     /// With the strategy "epoch", and with "auto", which means one epoch, it is select_epochs times the steps of an
-    /// epoch, or `never` if the configuration does not contain that number. A caller who knows it multiplies.
+    /// epoch, or `never` if the configuration does not contain that number. A caller who knows that number sets
+    /// select_interval to select_epochs times it.
     std::size_t select_interval = never;
     std::size_t select_epochs = 1; ///< Epochs between selections; 0: select_interval is given in steps.
     std::optional<std::size_t> update_interval = {}; ///< Steps between updates of the other columns; unset: "auto".
-    /// Weight at which an automatic window ends, in [0, 1].
+    /// Share of the matrices at which an automatic window ends, in [0, 1].
     ///
-    /// DeepSpeed ends a window when in this share of the matrices the gradients of the other columns outweigh those of
-    /// the selected columns. This differs from the factor zenflow_options::auto_ratio.
+    /// DeepSpeed counts the matrices in which the gradients of the other columns outweigh those of the selected
+    /// columns, and ends the window when they are this share of all. This differs from the factor
+    /// zenflow_options::auto_ratio.
     double auto_ratio = 0.99;
     std::size_t full_warm_up_rounds = 0; ///< Number of initial steps that update all columns.
     bool overlap = false;                ///< overlap_step: step the other columns while training continues.
@@ -40,7 +42,8 @@ struct zenflow_config {
 
 /// Offload options of a training job.
 ///
-/// The defaults are DeepSpeed's, except for hyper.mode, which is unset as in hyperparameters.
+/// The defaults are DeepSpeed's, with two exceptions: hyper.mode is unset as in hyperparameters, and
+/// pt_reserved_cores_perc is unset where DeepSpeed's ZenFlow has 0.5.
 struct offload_config {
     hyperparameters hyper; ///< Hyperparameters of all params.
     bool maximize = false; ///< Step up the gradient instead of down.

@@ -28,7 +28,8 @@ struct loss_scaling_options {
     double growth_factor = 2;             ///< at least 1
     double backoff_factor = 0.5;          ///< in (0, 1]
     std::uint32_t growth_interval = 2000; ///< steps in a row without an overflow, at least 1
-    /// The scale shrinks from this overflow since growth on (DeepSpeed's hysteresis); at least 1.
+    /// The scale shrinks at the overflow of this number since it last grew, and at each later one (DeepSpeed's
+    /// hysteresis). At least 1.
     std::uint32_t hysteresis = 1;
     double min_scale = 1;      ///< smallest scale
     double max_scale = 0x1p32; ///< larger ones gain nothing
@@ -170,7 +171,7 @@ struct parameter_group {
     bool maximize = false; ///< step up the gradient
 };
 
-/// Most dimensions of a parameter.
+/// Maximum number of dimensions of a parameter.
 inline constexpr std::size_t max_dimensions = 64;
 
 /// Position of a shard in its parameter.
@@ -199,8 +200,8 @@ struct optimizer_options {
     /// Dynamic loss scaling; absent: the scale is in the step_values, or 1.
     std::optional<loss_scaling_options> loss_scaling = {};
     speculation speculate = speculation::automatic; ///< when shards are updated before the norm is known
-    /// Most memory for records, which a rollback reads. At most the records of one step are
-    /// allocated. A record takes, in bytes an element, by the types of param and moments:
+    /// Maximum size of the records from which a step is rolled back. At most the records of one step are allocated. A
+    /// record takes, in bytes an element, by the types of param and moments:
     ///
     /// - float32 or split_float32, moments float32: 2 in a first step, 2.1 to 2.3 in training, 14 at most; 12 with tier
     ///   scalar, or generic on x86
@@ -210,9 +211,11 @@ struct optimizer_options {
     /// - 16 bits, one moment of each type: 8
     /// - 16 bits, moments bfloat16: 6
     /// - other types: the bytes of param and moments
-    /// To all: an eighth and some KiB a thread for pages not full. Absent: with keep_last_step, the most that records
-    /// can take; otherwise 3 bytes an element where the first line says 2, else the state's bytes. A block that finds
-    /// the budget used up waits for the norm.
+    ///
+    /// Add an eighth, and for each thread the size of 16 records of a block (at most 0.9 MiB), because pages of the
+    /// journal are not filled completely. Absent: with keep_last_step, the most that records can take; otherwise 3
+    /// bytes an element for shards whose records take 2 to 2.3, and the bytes of the state for all other shards. A
+    /// block that finds the budget used up waits for the norm.
     std::optional<std::size_t> journal_budget_bytes = {};
     bool keep_last_step = false; ///< for rollback()
     /// Seconds that a device may take for its part of a step before it counts as not answering.

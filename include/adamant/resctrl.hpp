@@ -142,8 +142,8 @@ public:
     resctrl_group& operator=(resctrl_group&& other) noexcept;
     /// Removes the group. Its threads and its shares return to the host's group.
     ///
-    /// A mask must be contiguous. Bits that another rank's group separates from the host's go to that group, which
-    /// returns them later.
+    /// Many processors accept only contiguous masks. If the group of another rank lies between the bits of this group
+    /// and those of the host, that group gets the bits, and returns them when it is removed.
     ~resctrl_group();
 
     /// Returns whether the group exists and this process owns it.
@@ -202,7 +202,8 @@ private:
     // what the group has now. Each part is returned independently, so that one failure does not affect the others.
     void remove(std::string const& name, schemata const* known) const;
 
-    // Hands bits that are not adjacent to the host's bits to the group of ours whose bits they are adjacent to.
+    // Gives bits that are not adjacent to the host's bits to another adamant group that has adjacent bits. Returns
+    // whether there was one.
     [[nodiscard]] bool hand_on(std::string const& group, schema const& bits, std::uint64_t host) const;
 
     struct state {

@@ -137,7 +137,7 @@ ADAMANT_BEGIN_NAMESPACE
 /// every member function from any thread, also concurrently, but not during the destructor.
 class team {
 public:
-    /// Most threads of a team: Linux numbers no more PUs.
+    /// Maximum number of threads of a team: Linux numbers no more PUs.
     static constexpr unsigned max_threads = 8192;
 
     /// Creates and binds the threads.
@@ -175,8 +175,8 @@ public:
             return {state_, std::forward<Task>(task), 0, 0, &detail::submit};
         }
     /// Calls task(member, begin, end) for disjoint ranges of chunks 0 to chunks - 1 (fewer than 2^32) that together are
-    /// all chunks. Each of the first `takers` threads (0: all) starts with the same chunks every time and then steals
-    /// from others. Other threads are not woken.
+    /// all chunks. The first `takers` threads (0: all) take part. Each one starts with a range of its own, which is the
+    /// same in every call with these numbers, and then steals chunks from the others. Other threads are not woken.
     template <class Task>
         requires std::is_invocable_v<Task&, unsigned, std::size_t, std::size_t> submission<Task>
         submit(std::size_t chunks, Task&& task, unsigned takers = 0)
@@ -185,7 +185,7 @@ public:
             return {state_, std::forward<Task>(task), chunks, takers_of(takers), &detail::submit};
         }
 
-    /// Whether other requests wait, for a task that can choose when to end.
+    /// Whether other requests wait for the team. A task that can end early asks this.
     [[nodiscard]] bool others_wait() const noexcept;
     /// Throws what submit() would throw here, and does nothing else.
     void check_submit() const;

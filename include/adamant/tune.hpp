@@ -103,10 +103,11 @@ struct core_search_options {
     double confidence = 0.99;
     std::size_t rounds = 9;       ///< Minimum number of rounds.
     std::size_t most_rounds = 41; ///< Maximum number of rounds.
-    /// Counts after which the next core adds more than itself, in ascending order; may be empty.
+    /// Core counts after which one more core also adds a path to memory, in ascending order; may be empty.
     ///
     /// Examples are the first core of another NUMA node or last-level cache. If more cores gain too little, the search
-    /// still tries half as many, and as many, cores beyond the next boundary.
+    /// still tries two counts beyond the next boundary: the boundary plus half of the current count, and the boundary
+    /// plus the current count.
     std::vector<unsigned> boundaries = {};
 };
 
@@ -153,7 +154,7 @@ class core_searcher;
 ///
 /// @param cores the number of available cores.
 /// @param seconds_on seconds_on(count) takes one step on that many cores and returns its duration in seconds.
-/// @param time_is_up called before each round of two steps; true ends the search.
+/// @param time_is_up called before each round of two steps; true ends the search. Not called if there is only one core.
 /// @param options the options.
 /// @throws invalid_argument for invalid options, and what the two functions throw.
 template <class SecondsOn, class TimeIsUp>
@@ -189,7 +190,7 @@ struct tuning_key {
     friend bool operator==(tuning_key const&, tuning_key const&) = default;
 };
 
-/// Returns the key for steps with these types by each rank of the request, on its cores.
+/// Returns the key of a tuning in which every rank of the request steps shards of these types on its own cores.
 ///
 /// The key does not contain the request's size, which tuning measures.
 [[nodiscard]] tuning_key tuning_key_of(machine const& host, core_request const& request, shard_format const& format,
@@ -242,8 +243,8 @@ struct core_tuning_options {
     double deadline_s = 60;
     /// Number of elements of each rank's arrays.
     ///
-    /// 0: about eight times the size of the machine's last-level caches, because a model never fits in cache, or a
-    /// quarter of the available memory if that is less.
+    /// 0: the arrays of all ranks together take eight times the size of the machine's L3 caches plus 32 MiB, because a
+    /// model never fits in cache, or an eighth of the available memory if that is less.
     std::size_t elements = 0;
     isa tier = isa::automatic;       ///< Instruction set of the steps.
     core_search_options search = {}; ///< Options of the search. Its boundaries come from the machine.

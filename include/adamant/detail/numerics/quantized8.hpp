@@ -17,14 +17,13 @@
 //
 // Encoding. The scale is 64/63 of the largest magnitude, rounded to 18 bits, and at least 2^-80, which keeps every
 // second moment far above 2^-126. It is zero for a group of zeros, and for a group of first moments below 2^-80. For
-// each element
-//     z = |x| * (1 / min(scale, 2^125))      y = float((bits(z) >> shift) + offset), to the nearest integer, in 256ths
-// and y is rounded to a code: to nearest, or stochastically, where the probability to round up is the number of 256ths
-// by which y exceeds a code. On a linear piece of the curve stochastic rounding has the mean of exact arithmetic. With
-// rounding to nearest, a moment that moves by less than half a code does not change: a second moment that moves by 0.1%
-// a step where codes are at least 2% apart, or a first moment of code 9 or less that moves by 10%. Encoding a decoded
-// group returns the same scale and codes with either rounding: z differs from z(q) by less than 2^-22 of it, and y by
-// less than one half.
+// each element z = |x| * (1 / min(scale, 2^125))      y = float((bits(z) >> shift) + offset), to the nearest integer,
+// in 256ths and y is rounded to a code: to nearest, or stochastically, where the probability to round up is the number
+// of 256ths by which y exceeds a code. On a linear piece of the curve stochastic rounding has the mean of exact
+// arithmetic. With rounding to nearest, a moment that moves by less than half a code does not change: a second moment
+// that moves by 0.1% a step where codes are at least 1.5% apart, or a first moment of code 9 or less that moves by 10%.
+// Encoding a decoded group returns the same scale and codes with either rounding: z differs from z(q) by less than
+// 2^-22 of it, and y by less than one half.
 //   - A second moment has at least code 1. If it were rounded to zero under a nonzero first moment, the update would be
 //     exp_avg / eps.
 //   - Stochastic rounding turns a first moment below code 1 into zero. Otherwise it could rise to code 1 from far below
