@@ -190,9 +190,9 @@ struct device_pass {
 /// The passes change a block like those on the CPU, to the same bits: see block_pass. The differences:
 ///   - A part with records has memory for the record of every block. A part without records gets no speculate, redo and
 ///     rollback passes and no keep_records.
-/// - measure and compare write sums of squares to the results. compare must write another sum than the step did if the
-///   gradient has changed and a rollback of the block needs the old gradient. A record that is a copy of the old values
-///   does not need it.
+///   - measure and compare write sums of squares to the results. compare must write another sum than the step did if
+///     the gradient has changed and a rollback of the block needs the old gradient. A record that is a copy of the old
+///     values does not need it.
 ///   - rollback rounds the restored params to weight_out.
 class device_part {
 public:
