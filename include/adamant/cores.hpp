@@ -13,6 +13,7 @@
 #include <adamant/detail/topology/core_request.hpp>
 #include <adamant/detail/topology/cpu_quota.hpp>
 #include <adamant/detail/topology/launch_mask.hpp>
+#include <adamant/detail/topology/local_rank.hpp>
 
 ADAMANT_BEGIN_NAMESPACE
 
@@ -162,23 +163,6 @@ struct machine {
 /// @throws unavailable  for a request that this machine cannot serve; the message says what is available.
 [[nodiscard]] std::vector<rank_cores> select_cores(machine const& machine, core_request const& request);
 
-/// Rank of a process among those on its host.
-struct local_rank {
-    unsigned rank = 0;  ///< rank on this host, from 0
-    unsigned ranks = 1; ///< number of ranks on this host
-    std::string source; ///< the environment variables that were read; empty if none is set
-};
-
-/// Reads the rank of this process from its launcher's environment variables. Returns rank 0 of 1 if none is set.
-///
-/// Uses the first of these pairs that is set: LOCAL_RANK and LOCAL_WORLD_SIZE (torchrun, DeepSpeed);
-/// OMPI_COMM_WORLD_LOCAL_RANK and OMPI_COMM_WORLD_LOCAL_SIZE (Open MPI); MPI_LOCALRANKID and MPI_LOCALNRANKS (Intel
-/// MPI, MPICH); SLURM_LOCALID and SLURM_STEP_TASKS_PER_NODE or SLURM_TASKS_PER_NODE at SLURM_NODEID. Not safe while
-/// another thread changes the environment.
-/// @throws invalid_argument  if a rank is set without the number of ranks, if either is not a number, or if the rank is
-///     not below the number of ranks.
-[[nodiscard]] local_rank rank_from_environment();
-
 /// Parses PUs in the form of parse_index_set(), or as locations in a machine: "numa:0+core:8-9".
 ///
 /// Locations are "numa:LIST" (the operating system's indexes, as in numactl), "package:LIST" and "core:LIST" (indexes
@@ -197,7 +181,6 @@ ADAMANT_END_NAMESPACE
 
 #if defined(ADAMANT_HEADER_ONLY)
 #include <adamant/detail/topology/machine.ipp>
-#include <adamant/detail/topology/ranks.ipp>
 #include <adamant/detail/topology/read_machine.ipp>
 #include <adamant/detail/topology/selection.ipp>
 #endif

@@ -45,7 +45,7 @@
 #include <adamant/detail/topology/index_set.ipp>
 #include <adamant/detail/topology/launch_mask.ipp>
 #include <adamant/detail/topology/machine.ipp>
-#include <adamant/detail/topology/ranks.ipp>
+#include <adamant/detail/topology/local_rank.ipp>
 #include <adamant/detail/topology/read_machine.ipp>
 #include <adamant/detail/topology/selection.ipp>
 #include <adamant/detail/tune/core_search.ipp>

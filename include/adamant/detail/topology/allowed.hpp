@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include <adamant/cores.hpp>
+#include <adamant/detail/topology/local_rank.hpp>
 #include <adamant/index_set.hpp>
 #include <adamant/detail/topology/cpu_quota.hpp>
 #if !defined(ADAMANT_NO_HWLOC)

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// Definition of rank_from_environment() of adamant/cores.hpp.
+// Definition of rank_from_environment() of local_rank.hpp.
 #pragma once
 
 #include <cstdlib>
 #include <optional>
 #include <string_view>
 
-#include <adamant/cores.hpp>
+#include <adamant/detail/topology/local_rank.hpp>
 
 ADAMANT_BEGIN_NAMESPACE
 
