@@ -208,6 +208,43 @@ def test_masters_are_stepped_and_params_are_their_rounded_values(kind):
         assert torch.equal(p, state["master_param"].to(kind))
 
 
+own_masters = {"plain": {}, "max_norm": {"max_norm": 0.1}, "overlap": {"overlap": True, "max_norm": 0.1},
+               "offload": {"offload": True}, "8 bits": {"state_format": "quantized8"}, "master": {"master": True},
+               "zenflow": {"zenflow": {"topk_ratio": 0.5, "select_interval": 4, "update_interval": 2}}}
+
+
+@pytest.mark.parametrize("writes", ["the param", "a copy"])
+@pytest.mark.parametrize("options", own_masters.values(), ids=own_masters)
+def test_a_float32_param_is_its_own_master(options, writes):
+    """As engines write it: Megatron's HybridDeviceOptimizer after each step, and a copy when it loads a state."""
+    def run(writes):
+        torch.manual_seed(3)
+        params = [torch.nn.Parameter(torch.randn(64, 16)), torch.nn.Parameter(torch.randn(7))]
+        optimizer = AdamW(params, lr=1e-2, **options)
+        for t in range(8):
+            generator = torch.Generator().manual_seed(t)
+            sum((p * torch.randn(p.shape, generator=generator)).sum() for p in params).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            for p in params if writes else ():
+                optimizer.state[p]["master_param"] = p if writes == "the param" else p.detach().clone()
+            if t == 4:
+                optimizer.flush()
+                params, state = copy.deepcopy((params, optimizer.state_dict()))
+                optimizer = AdamW(params, lr=1e-2, **options)
+                optimizer.load_state_dict(state)
+        optimizer.flush()
+        return params, optimizer
+
+    params, optimizer = run(writes)
+    plain, _ = run(None)
+    for p, q in zip(params, plain):
+        assert torch.equal(p.view(torch.int32), q.view(torch.int32))
+    params[0].grad = torch.ones_like(params[0])
+    optimizer.step()
+    assert optimizer.state[params[0]]["master_param"] is params[0]  # an older copy would be wrong in a checkpoint
+
+
 def test_state_format_and_float16_params():
     a = model()
     optimizer = AdamW(a.parameters(), state_format="bfloat16")

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, Tuple
+from typing import Any, Dict, Optional, Tuple
 
 import torch
 from torch import Tensor
@@ -13,6 +13,12 @@ from ._library import InvalidArgument
 from .optimizer import join_masters, split_masters
 
 masters = ("master_low", "master_param")  # a state has at most one of them
+
+
+def master_key(param: Tensor, state: Dict[str, Any]) -> Optional[str]:
+    """The key of the master that is stepped, or None. A float32 param is its own master, whatever "master_param" is."""
+    key = next((name for name in masters if name in state), None)
+    return None if key == "master_param" and param.dtype == torch.float32 else key
 
 
 def joined(weight: Tensor, low: Tensor) -> Tensor:

@@ -15,7 +15,7 @@ from ._arrays import GROUP_BYTES, array_info, group_count
 from ._host_copies import HostCopies, flat, is_dense, local
 from ._library import Error, InvalidArgument, Report, Unavailable, counted
 from ._quantized8 import is_quantized, moments
-from ._split_masters import joined, masters
+from ._split_masters import joined, master_key
 from .optimizer import Optimizer as Native
 
 if TYPE_CHECKING:
@@ -157,7 +157,8 @@ class StepGroup:
         self.accumulates = arguments.accumulate > 1
         self.accumulated: Set[int] = set()  # shards with gradients in their accumulators
         self.accumulators: List[Tensor] = []
-        self.master_tensors = [next((state[name] for name in masters if name in state), None) for state in states]
+        keys = [master_key(param, state) for param, state in zip(self.params, states)]
+        self.master_tensors = [None if key is None else state[key] for key, state in zip(keys, states)]
         self.mastered = [i for i, master in enumerate(self.master_tensors) if master is not None]
         self.copies: Optional[HostCopies] = None
         for number, param in enumerate(self.params):
@@ -212,7 +213,7 @@ class StepGroup:
         arrays = {"param": shard, **{moment: local(state[moment]) for moment in moments}}
         if self.copies is not None:
             arrays["param"] = self.copies.mirror(number)
-        master = next((key for key in masters if key in state), None)
+        master = master_key(param, state)
         if master is not None:
             arrays["weight_out"], arrays["param"] = arrays["param"], local(state[master])
         if master == "master_low" and (shard.dtype, arrays["param"].dtype) != (torch.bfloat16, torch.int16):
@@ -292,12 +293,13 @@ class StepGroup:
         if self.copies is not None:
             weight = self.copies.refresh_mirror(number)
         state = optimizer.state[self.params[number]]
-        if "master_param" in state:
+        key = master_key(self.params[number], state)
+        if key == "master_param":
             master = local(state["master_param"])
             changed = master.to(weight.dtype) != weight
             if bool(changed.any()):  # other masters keep the bits that the param's dtype lacks
                 master[changed] = weight[changed].to(master.dtype)
-        elif "master_low" in state:
+        elif key == "master_low":
             # It is unknown which weights were written. All keep their low bits, unless the pair represents no master.
             low = local(state["master_low"])
             low.masked_fill_(joined(weight, low).isnan(), 0)

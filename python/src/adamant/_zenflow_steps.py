@@ -22,7 +22,7 @@ from ._arrays import GROUP_ELEMS
 from ._host_copies import as_dtensor, check_memory, flat, local
 from ._library import InvalidArgument, Report, counted
 from ._quantized8 import is_quantized, moments
-from ._split_masters import joined, masters
+from ._split_masters import joined, master_key, masters
 from ._step_group import (check_array, check_groups, check_readable, check_tracked, error_context, first_element,
                           set_changed_hypers)
 from ._zenflow_device import ZenFlowDevice, device_errors, find_gpu
@@ -158,10 +158,11 @@ class _TrackedParam:
             self.weights = torch.empty(self.shard.shape, dtype=self.shard.dtype, device="cpu",
                                        pin_memory=self.shard.device.type != "cpu")
             self.weights.copy_(self.shard)
-        self.master = next((name for name in masters if name in self.state), None)
+        self.master = master_key(param, self.state)
         self._build_layout()
         self._complete_state()
-        self.tensors = {name: self.state[name] for name in tensor_keys if name in self.state}
+        self.tensors = {name: self.state[name] for name in tensor_keys
+                        if name in self.state and (name not in masters or name == self.master)}
         self.layouts = {name: _layout(value) for name, value in self.tensors.items()}
         self.layout = _layout(param)
         self.saved_versions: Dict[str, Any] = {}
@@ -222,8 +223,8 @@ class _TrackedParam:
 
     def _build_layout(self) -> None:
         """Replaces state tensors of another layout by copies in the layout that libadamant_c needs."""
-        for name in (*moments, *masters, "by_columns"):
-            if name not in self.state or name in moments and is_quantized(self.state[name]):
+        for name in (*moments, self.master, "by_columns"):
+            if name is None or name not in self.state or name in moments and is_quantized(self.state[name]):
                 continue
             values = local(self.state[name])
             if values.shape != self.shard.shape:
@@ -663,7 +664,7 @@ class ZenFlowSteps:
     def without_copies(self, states: Dict[Any, Dict[str, Any]]) -> Dict[Any, Dict[str, Any]]:
         """Returns the states for state_dict(): without "by_columns" if it can be rounded from "master_param"."""
         return {key: {name: value for name, value in state.items()
-                      if name != "by_columns" or "master_param" not in state}
+                      if name != "by_columns" or "master_param" not in state or value.dtype == torch.float32}
                 if isinstance(state, dict) else state for key, state in states.items()}
 
     def check(self, optimizer: "_Steps", state_dict: Dict[str, Any]) -> None:
@@ -696,7 +697,7 @@ class ZenFlowSteps:
                 missing = [] if bool(state["selected"].all()) else ["sums"]
             if missing:
                 raise InvalidArgument(f"{prefix} it has no {' and no '.join(missing)}. Load a complete state")
-            if columns and not any(key in state for key in ("by_columns", "master_param")):
+            if columns and "by_columns" not in state and master_key(param, state) != "master_param":
                 raise InvalidArgument(f"{prefix} it has no by_columns and no master_param. Load a complete state")
             for key in ("updates", *flags):
                 if state[key].numel() != max(1, columns):

@@ -130,6 +130,8 @@ def complete_state(optimizer: "Steps", group: int, param: Tensor) -> Dict[str, A
             state["master_param"] = param.detach().to(dtype=torch.float32, memory_format=torch.preserve_format,
                                                       **_host(param))
     check_state(name, param, state)
+    if param.dtype == torch.float32 and state.get("master_param", param) is not param:
+        state["master_param"] = param  # not a copy, which would be out of date after this step
     return state
 
 
