@@ -1,0 +1,204 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Megatron-LM: HybridDeviceOptimizer steps its params in host memory with adamant.torch.
+
+    import adamant.integrations.megatron
+    adamant.integrations.megatron.install(state_format="bfloat16")  # before Megatron creates the optimizer
+
+Checkpoints stay Megatron's: with or without install(), each loads the other's, except those with 8-bit moments.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from itertools import chain
+from typing import Any, Dict, List, Optional, Tuple
+
+import torch
+from torch import Tensor
+
+from .._library import InvalidArgument
+from .._quantized8 import dequantized, is_quantized, moments, quantized
+from ..torch import Adam, AdamW
+from ..torch._arguments import formats
+from ..torch._stepping import torch_adam, torch_adamw
+
+_name = "HybridDeviceOptimizer"
+_refused = {"max_norm": "Megatron clips gradients itself", "on_nonfinite": "Megatron skips such steps itself",
+            "overlap": "gradients arrive after backward()", "accumulate": "Megatron accumulates gradients itself",
+            "zenflow": "Megatron reads params and states between steps",
+            "process_group": "only a norm needs it, and Megatron computes the norm",
+            "master": "HybridDeviceOptimizer has the masters"}
+_installed: Optional[Tuple[type, type]] = None  # Megatron's class and ours
+
+
+@torch.no_grad()
+def _converted(state: Dict[str, Any], param: Tensor, dtype: torch.dtype) -> Dict[str, Any]:
+    """The state with moments of this dtype; uint8 is quantized8."""
+    if dtype == torch.uint8:
+        return state if is_quantized(state["exp_avg"]) else quantized(state)
+    return {key: value.to(dtype) if key in moments else value for key, value in dequantized(state, param).items()}
+
+
+def _subclass(base: Any, options: Dict[str, Any]) -> Any:
+    state_format = options.get("state_format")
+
+    class HybridDeviceOptimizer(base):  # type: ignore[misc]
+        _bucket_elems = 1 << 24
+        _saved: Dict[int, Dict[str, Any]] = {}  # states that load_state_dict() loads, by the param's id
+
+        def _init_sub_optimizers(self) -> None:
+            # The class in `defaults`, which checkpoints contain, stays the caller's.
+            for theirs, ours in ((torch_adamw, AdamW), (torch_adam, Adam)):
+                if self.defaults["cpu_optimizer_cls"] in (theirs, ours):
+                    self.cpu_optimizer_cls = functools.partial(ours, **options)
+            super()._init_sub_optimizers()
+            self._versions = {param: param._version for param in self.param_to_inner_param}
+
+        @classmethod
+        def build_cpu_optimizer_list(cls, cpu_optimizer_cls: Any, cpu_param_groups: List[Dict[str, Any]]) -> List[Any]:
+            # One optimizer for each bucket of params, so that transfers overlap with steps and calls are few.
+            buckets: List[List[Dict[str, Any]]] = []
+            elems = cls._bucket_elems + 1  # of the last bucket: the first param begins one
+            for group in cpu_param_groups:
+                params = [group["params"]] if isinstance(group["params"], Tensor) else group["params"]
+                is_new = True
+                for param in params:
+                    elems += param.numel()
+                    if elems > cls._bucket_elems:
+                        buckets.append([])
+                        elems, is_new = param.numel(), True
+                    if is_new:
+                        buckets[-1].append({**group, "params": []})
+                        is_new = False
+                    buckets[-1][-1]["params"].append(param)
+            return [cpu_optimizer_cls(groups) for groups in buckets]
+
+        def step(self, closure: Any = None) -> None:
+            self._take_written_weights()
+            super().step(closure)
+
+        @torch.no_grad()
+        def _take_written_weights(self) -> None:
+            """Copies weights that others have written since the last step into the copies that are stepped."""
+            for param, inner in self.param_to_inner_param.items():
+                if param is not inner and param._version != self._versions.get(param):
+                    self._versions[param] = param._version
+                    weight = param.to(inner.device)
+                    changed = inner.to(weight.dtype) != weight
+                    if bool(changed.any()):  # other elements keep the bits that the param's dtype lacks
+                        inner.data[changed] = weight[changed].to(inner.dtype)
+
+        def update_fp32_param_by_new_param(self) -> None:
+            """Copy the current weights into all copies that are stepped, as reload_model_params() requests."""
+            super().update_fp32_param_by_new_param()
+            for param, inner in self.param_to_inner_param.items():
+                if param is not inner:
+                    inner.data.copy_(param)
+                self._versions[param] = param._version
+
+        def _update_fp32_params_by_new_state(self) -> None:
+            for param, inner in self.param_to_inner_param.items():
+                if param in self.param_to_fp32_param:
+                    inner.data.copy_(self.state.get(param, {}).get("master_param", inner))
+                elif param is not inner:  # a copy of the same dtype
+                    inner.data.copy_(param)
+                self._versions[param] = param._version
+
+        def load_state_dict(self, state_dict: Dict[str, Any]) -> None:
+            # torch would cast moments to the params' dtype.
+            numbers = chain.from_iterable(group["params"] for group in state_dict["param_groups"])
+            params = chain.from_iterable(group["params"] for group in self.param_groups)
+            self._saved = {id(param): state_dict["state"].get(number, {}) for number, param in zip(numbers, params)}
+            try:
+                super().load_state_dict(state_dict)
+            finally:
+                self._saved = {}
+
+        def _sync_hdo_state_to_sub_optimizers(self) -> None:
+            for param, state in self.state.items():
+                inner = self.param_to_inner_param[param]
+                if inner.is_cuda or not all(moment in state for moment in moments):
+                    continue
+                saved = self._saved.get(id(param), {})
+                state.update({key: saved[key].to("cpu", copy=True) for key in moments if key in saved})
+                if state_format is not None:
+                    state.update(_converted(state, inner, formats[state_format][1]))
+            super()._sync_hdo_state_to_sub_optimizers()
+
+    HybridDeviceOptimizer.__module__ = base.__module__
+    return HybridDeviceOptimizer
+
+
+def _replace(old: type, new: type) -> None:
+    for key, module in list(sys.modules.items()):
+        # The class's own module keeps it: its methods call super() by this name.
+        if key != old.__module__ and getattr(module, "__dict__", {}).get(_name) is old:
+            setattr(module, _name, new)
+
+
+def _copy_model_params(theirs: Any) -> Any:
+    @functools.wraps(theirs)
+    def _copy_model_params_to_main_params(self: Any, state_dict: Any = None) -> None:
+        hybrid = self.optimizer
+        if not hasattr(hybrid, "_take_written_weights") or self.ddp_config.use_megatron_fsdp:
+            return theirs(self, state_dict)
+        # With HybridDeviceOptimizer Megatron copies no model params to main params, from which `hybrid` copies.
+        self.optimizer = None
+        try:
+            theirs(self, state_dict)
+        finally:
+            self.optimizer = hybrid
+        hybrid.update_fp32_param_by_new_param()
+    return _copy_model_params_to_main_params
+
+
+def install(**options: Any) -> None:
+    """Make Megatron's HybridDeviceOptimizer use adamant.torch.AdamW, or Adam, for its params in host memory.
+
+    Parameters
+    ----------
+    options : dict
+        Arguments of `adamant.torch.AdamW` in addition to torch's: `state_format`, `threads`, `cores` and others.
+
+    Raises
+    ------
+    ImportError
+        megatron-core is not installed.
+    InvalidArgument
+        Megatron does the option's work itself, such as clipping.
+
+    Notes
+    -----
+    Call it before Megatron creates the optimizer. Existing optimizers, and other classes than torch's Adam and AdamW,
+    are unchanged. A second call replaces the options. Not thread-safe. Compared with Megatron's class:
+
+    - Moments keep their storage format when a state is loaded. With `state_format`, loaded moments are converted to it.
+    - With overlap_cpu_optimizer_d2h_h2d one call steps all params of a bucket of 16.8 million elements, instead of one
+      param; without it, one call steps all params.
+    - Weights that were written under torch.no_grad(), and those of reload_model_params(), reach the copies that are
+      stepped. Call update_fp32_param_by_new_param() after a write through `param.data`.
+    """
+    global _installed
+    for option in options:
+        if option in _refused:
+            raise InvalidArgument(f"cannot use {option} in Megatron: {_refused[option]}. Leave it out")
+    AdamW([torch.nn.Parameter(torch.empty(0))], **options)  # raises if an option is invalid
+    from megatron.core.optimizer import cpu_offloading, distrib_optimizer
+    uninstall()
+    theirs = cpu_offloading.HybridDeviceOptimizer
+    _installed = (theirs, _subclass(theirs, options))
+    _replace(*_installed)
+    optimizer = distrib_optimizer.DistributedOptimizer
+    optimizer._copy_model_params_to_main_params = _copy_model_params(optimizer._copy_model_params_to_main_params)
+
+
+def uninstall() -> None:
+    """Undo install(). Does nothing if it was not called. Existing optimizers are unchanged."""
+    global _installed
+    if _installed is None:
+        return
+    _replace(_installed[1], _installed[0])
+    optimizer: Optional[Any] = sys.modules["megatron.core.optimizer.distrib_optimizer"].DistributedOptimizer
+    optimizer._copy_model_params_to_main_params = optimizer._copy_model_params_to_main_params.__wrapped__
+    _installed = None

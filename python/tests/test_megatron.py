@@ -1,0 +1,246 @@
+# SPDX-License-Identifier: Apache-2.0
+"""adamant.integrations.megatron with Megatron's own HybridDeviceOptimizer. Params only say that they are on a GPU."""
+import io
+import types
+import warnings
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import adamant  # noqa: E402
+import fake_gpu  # noqa: E402
+from adamant.torch import AdamW, dequantized  # noqa: E402
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    pytest.importorskip("megatron.core.optimizer")
+from adamant.integrations import megatron  # noqa: E402
+from megatron.core.optimizer import cpu_offloading, distrib_optimizer  # noqa: E402
+
+torchs = torch.optim.AdamW
+
+
+@pytest.fixture(autouse=True)
+def on_fake_gpus(monkeypatch):
+    for owner, attributes in fake_gpu.replacements():
+        for name, value in attributes.items():
+            monkeypatch.setattr(owner, name, value)
+    yield
+    megatron.uninstall()
+
+
+def make(dtype=torch.bfloat16, seed=0, cpu_optimizer_cls=torchs, overlap=False, norms=torch.float32, **more):
+    torch.manual_seed(seed)
+    params = [fake_gpu.fake(torch.randn(64, 32).to(dtype)), fake_gpu.fake(torch.randn(33).to(norms)),
+              fake_gpu.fake(torch.randn(20, 7).to(dtype))]
+    return params, cpu_offloading.HybridDeviceOptimizer(
+        [{"params": params[:2], "wd_mult": 1.0}, {"params": params[2:], "wd_mult": 0.0, "weight_decay": 0.0}],
+        **{"offload_fraction": 1.0, "gpu_optimizer_cls": torchs, "param_update_in_fp32": True, **more},
+        cpu_optimizer_cls=cpu_optimizer_cls, overlap_cpu_optimizer_d2h_h2d=overlap, lr=1e-2, weight_decay=0.1,
+        fused=True, bias_correction=True)
+
+
+def step(params, hybrid, number):
+    generator = torch.Generator().manual_seed(number)
+    for param in params:
+        param.grad = torch.randn(param.shape, generator=generator).to(param.dtype)
+    hybrid.step()
+
+
+def through_a_file(value):
+    file = io.BytesIO()
+    torch.save(value, file)
+    file.seek(0)
+    return torch.load(file, weights_only=False)
+
+
+def resumed(params, hybrid, **arguments):
+    saved = through_a_file({"model": [param.cpu() for param in params], "optimizer": hybrid.state_dict()})
+    params, hybrid = make(params[0].dtype, seed=5, **arguments)
+    with torch.no_grad():
+        for param, weight in zip(params, saved["model"]):
+            param.copy_(weight)
+    hybrid.load_state_dict(saved["optimizer"])
+    return params, hybrid
+
+
+def bits(params):
+    return [param.cpu().float().view(torch.int32).tolist() for param in params]
+
+
+def moments_of(hybrid):
+    return [state[name].clone() for state in hybrid.state.values() for name in ("exp_avg", "exp_avg_sq")]
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("state_format", [None, "float32", "bfloat16", "quantized8"])
+def test_a_resumed_run_has_the_bits_of_one_that_never_stopped(state_format, dtype, overlap):
+    megatron.install(**({} if state_format is None else {"state_format": state_format}))
+    ends = []
+    for stops in (False, True):
+        params, hybrid = make(dtype, overlap=overlap)
+        for number in range(6):
+            step(params, hybrid, number)
+            if stops and number in (2, 4):
+                params, hybrid = resumed(params, hybrid, overlap=overlap)
+        stored = moments_of(hybrid)
+        assert {moment.dtype for moment in stored} == {
+            {None: torch.float32, "float32": torch.float32, "bfloat16": torch.bfloat16,
+             "quantized8": torch.uint8}[state_format]}
+        ends.append((bits(params), [moment.tolist() for moment in stored]))
+    assert ends[0] == ends[1]
+
+
+def test_as_with_torchs_class_and_each_loads_the_others_states():
+    ends = []
+    # Megatron Core 0.16's class cannot load a state if some params are float32 and others bfloat16.
+    for kinds in (("torch", "torch"), ("ours", "ours"), ("torch", "ours"), ("ours", "torch")):
+        params, hybrid = None, None
+        for number, kind in enumerate(kind for kind in kinds for _ in range(3)):
+            megatron.uninstall() if kind == "torch" else megatron.install()
+            if number == 0:
+                params, hybrid = make(norms=torch.bfloat16)
+            if number == 3:
+                params, hybrid = resumed(params, hybrid, norms=torch.bfloat16)
+                assert all(isinstance(each, AdamW) == (kind == "ours") for each in hybrid.cpu_optimizers)
+                assert hybrid.state_dict()["param_groups"][0]["cpu_optimizer_cls"] is torchs
+            step(params, hybrid, number)
+        ends.append([hybrid.param_to_inner_param[param].cpu() for param in params])
+    for end in ends[1:]:
+        for master, torchs_master in zip(end, ends[0]):
+            assert torch.allclose(master, torchs_master, rtol=1e-5, atol=1e-6)
+
+
+def test_moments_are_converted_to_state_format_when_a_state_is_loaded():
+    megatron.install()
+    params, hybrid = make()
+    step(params, hybrid, 0)
+    exact = moments_of(hybrid)
+    megatron.install(state_format="bfloat16")
+    params, hybrid = resumed(params, hybrid)
+    assert all(torch.equal(moment, other.bfloat16()) for moment, other in zip(moments_of(hybrid), exact))
+    megatron.install(state_format="quantized8")
+    params, hybrid = resumed(params, hybrid)
+    states = [dequantized(state, hybrid.param_to_inner_param[param]) for param, state in hybrid.state.items()]
+    assert all(torch.allclose(state[name], exact[2 * i + k], rtol=0.1, atol=exact[2 * i + k].abs().max().item() / 50)
+               for i, state in enumerate(states) for k, name in enumerate(("exp_avg", "exp_avg_sq")))
+    megatron.install(state_format="float32")
+    params, hybrid = resumed(params, hybrid)
+    assert [moment.tolist() for moment in moments_of(hybrid)] == [
+        state[name].tolist() for state in states for name in ("exp_avg", "exp_avg_sq")]
+
+
+def test_float32_moments_that_megatron_writes_get_the_format_back():
+    megatron.install(state_format="quantized8")
+    params, hybrid = make()
+    step(params, hybrid, 0)
+    before = moments_of(hybrid)
+    for param in params:  # as DistributedOptimizer loads its checkpoints
+        exact = dequantized(hybrid.state[param], hybrid.param_to_inner_param[param])
+        hybrid.state[param].update({name: exact[name] for name in ("exp_avg", "exp_avg_sq")})
+    hybrid._sync_hdo_state_to_sub_optimizers()
+    assert all(torch.equal(moment, other) for moment, other in zip(moments_of(hybrid), before))
+
+
+@pytest.mark.parametrize("is_recorded", [True, False])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_weights_that_are_loaded_into_the_model_are_stepped(dtype, is_recorded):
+    megatron.install()
+    params, hybrid = make(dtype, betas=(0.0, 0.0), eps=1.0)
+    step(params, hybrid, 0)
+    loaded = [torch.randn(param.shape).to(param.dtype) for param in params]
+    for param, weight in zip(params, loaded):
+        if is_recorded:
+            with torch.no_grad():
+                param.copy_(weight)
+        else:
+            param.data.copy_(weight)
+    if not is_recorded:
+        hybrid.update_fp32_param_by_new_param()
+    for group in hybrid.param_groups:
+        group["lr"] = 0.0
+    step(params, hybrid, 1)
+    assert bits(params) == bits(loaded)
+
+
+def test_masters_keep_their_bits_where_a_written_weight_is_equal():
+    megatron.install()
+    ends = []
+    for writes in (False, True):
+        params, hybrid = make()
+        for number in range(3):
+            step(params, hybrid, number)
+            if writes:
+                with torch.no_grad():
+                    for param in params:
+                        weight = param.cpu()
+                        weight.view(-1)[5] = 0.5
+                        param.copy_(weight)
+        ends.append([hybrid.param_to_inner_param[param].view(-1) for param in params])
+    for alone, written in zip(*ends):
+        assert (alone != written).nonzero().tolist() == [[5]]
+
+
+def test_one_call_steps_the_params_of_a_bucket(monkeypatch):
+    megatron.install()
+    params, hybrid = make(overlap=True)
+    assert [[len(group["params"]) for group in each.param_groups] for each in hybrid.cpu_optimizers] == [[2, 1]]
+    monkeypatch.setattr(cpu_offloading.HybridDeviceOptimizer, "_bucket_elems", 2100)
+    params, hybrid = make(overlap=True)
+    assert [[len(group["params"]) for group in each.param_groups] for each in hybrid.cpu_optimizers] == [[2], [1]]
+    monkeypatch.setattr(cpu_offloading.HybridDeviceOptimizer, "_bucket_elems", 1)
+    assert len(make(overlap=True)[1].cpu_optimizers) == 3
+
+
+def test_reload_model_params_copies_model_params_to_main_params_first():
+    megatron.install()
+    params, hybrid = make(torch.float32)
+    optimizer = object.__new__(distrib_optimizer.DistributedOptimizer)
+    models = [torch.randn(param.shape) for param in params]
+    ranges = {"param": types.SimpleNamespace(start=0, end=None, size=0)}
+    optimizer.optimizer, optimizer.is_stub_optimizer = hybrid, False
+    optimizer.ddp_config = types.SimpleNamespace(use_megatron_fsdp=False)
+    optimizer.config = types.SimpleNamespace(use_precision_aware_optimizer_no_fp8_or_ds_fp8=False)
+    optimizer._is_distopt_quantized_param = lambda _: False
+    flat = [fake_gpu.fake(torch.zeros(param.numel())) for param in params]
+    optimizer.model_float16_groups, optimizer.shard_fp32_from_float16_groups = [models], [flat]
+    optimizer.model_fp32_groups = optimizer.shard_fp32_groups = []
+
+    def range_of(model):
+        return {"param": types.SimpleNamespace(start=0, end=model.numel(), size=model.numel())}
+    optimizer._get_model_param_range_map = range_of
+    optimizer.optimizer = hybrid = cpu_offloading.HybridDeviceOptimizer(
+        flat, offload_fraction=1.0, cpu_optimizer_cls=torchs, gpu_optimizer_cls=torchs, param_update_in_fp32=True,
+        lr=0.0, weight_decay=0.0)
+    optimizer._copy_model_params_to_main_params()
+    step(flat, hybrid, 0)
+    assert bits(flat) == bits([model.view(-1) for model in models]) and optimizer.optimizer is hybrid
+
+
+def test_install_replaces_the_class_in_every_module_and_uninstall_puts_it_back():
+    theirs, copies = cpu_offloading.HybridDeviceOptimizer, distrib_optimizer.DistributedOptimizer.__dict__[
+        "_copy_model_params_to_main_params"]
+    for _ in range(2):
+        megatron.install(threads=1)
+        ours = cpu_offloading.HybridDeviceOptimizer
+        assert ours is not theirs and issubclass(ours, theirs)
+        import megatron.core.optimizer as package
+        assert package.HybridDeviceOptimizer is distrib_optimizer.HybridDeviceOptimizer is ours
+    megatron.uninstall()
+    megatron.uninstall()
+    assert package.HybridDeviceOptimizer is distrib_optimizer.HybridDeviceOptimizer is theirs
+    assert distrib_optimizer.DistributedOptimizer.__dict__["_copy_model_params_to_main_params"] is copies
+
+
+def test_other_classes_stay_and_refused_options_change_nothing():
+    for options in ({"max_norm": 1.0}, {"state_format": "float8"}, {"overlap": True}, {"zenflow": {}}, {"nonsense": 1}):
+        with pytest.raises((adamant.InvalidArgument, TypeError), match=next(iter(options))):
+            megatron.install(**options)
+    assert megatron._installed is None
+    megatron.install()
+    _, hybrid = make(cpu_optimizer_cls=lambda groups: torch.optim.SGD(groups, lr=0.1))
+    assert isinstance(hybrid.cpu_optimizers[0], torch.optim.SGD)
+    with pytest.raises(adamant.InvalidArgument, match="amsgrad"):
+        make(amsgrad=True)
