@@ -12,7 +12,6 @@ from __future__ import annotations
 from typing import Any, Dict, Optional, Tuple, Union
 
 from torch import Tensor
-from torch import optim as torch_optim
 
 from .._quantized8 import dequantized, quantized
 from .._split_masters import joined_master, split_master
@@ -220,27 +219,4 @@ class AdamW(Steps, torch_adamw):
             cpuadam_cores_perc=cpuadam_cores_perc, threads=threads, zenflow=zenflow))
 
 
-def install() -> None:
-    """Replace `torch.optim.Adam` and `torch.optim.AdamW` by these classes in the whole process.
-
-    For frameworks that create the optimizer themselves. Call it before modules are imported that execute
-    `from torch.optim import AdamW`: such names stay as they are. Existing optimizers, and classes imported from
-    `torch.optim.adam` and `torch.optim.adamw`, are unchanged. May be called again. Not thread-safe.
-
-    Examples
-    --------
-    >>> import adamant.torch
-    >>> import torch
-    >>> adamant.torch.install()
-    >>> isinstance(torch.optim.AdamW([torch.nn.Parameter(torch.ones(3))]), adamant.torch.AdamW)
-    True
-    >>> adamant.torch.uninstall()
-    """
-    torch_optim.Adam, torch_optim.AdamW = Adam, AdamW  # type: ignore[misc]
-
-
-def uninstall() -> None:
-    """Undo install(). Does nothing if it was not called, and leaves classes that others have assigned."""
-    for name, ours, theirs in (("Adam", Adam, torch_adam), ("AdamW", AdamW, torch_adamw)):
-        if getattr(torch_optim, name) is ours:
-            setattr(torch_optim, name, theirs)
+from ._installed import install, uninstall  # noqa: E402  (it needs the classes)
