@@ -6,6 +6,7 @@ ADAMANT_DEEPSPEED=1 in the environment, or the import below, replaces DeepSpeed'
 
 Run with DeepSpeed's own op: DS_ACCELERATOR=cpu torchrun --nproc-per-node 2 deepspeed_job.py --steps 10 --folder runs.
 To continue from its checkpoint with adamant, set ADAMANT_DEEPSPEED=1 and run it with --steps 20 --resume step10.
+With --state-format quantized8 the optimizer is adamant.torch.AdamW with 8-bit moments, for deepspeed_client.json.
 """
 # import adamant.deepspeed
 import argparse
@@ -14,10 +15,11 @@ import deepspeed
 import torch
 
 parser = argparse.ArgumentParser()
-parser.add_argument("--config", default=__file__.replace(".py", ".json"))
+parser.add_argument("--config")
 parser.add_argument("--steps", type=int, default=10)
 parser.add_argument("--folder", default="runs")
 parser.add_argument("--resume", help="the tag of a checkpoint")
+parser.add_argument("--state-format")
 parser.add_argument("--local_rank", type=int)  # set by DeepSpeed's launcher
 options = parser.parse_args()
 
@@ -25,7 +27,14 @@ torch.manual_seed(0)
 model = torch.nn.Sequential(torch.nn.Embedding(64, 64),
                             torch.nn.TransformerEncoderLayer(64, 4, 128, dropout=0.0, batch_first=True),
                             torch.nn.Linear(64, 64))
-engine, _, _, _ = deepspeed.initialize(model=model, model_parameters=model.parameters(), config=options.config)
+optimizer = None
+if options.state_format:
+    from adamant.torch import AdamW
+    optimizer = AdamW(model.parameters(), lr=0.003, betas=(0.9, 0.95), weight_decay=0.1,
+                      state_format=options.state_format)
+engine, _, _, _ = deepspeed.initialize(
+    model=model, optimizer=optimizer, model_parameters=model.parameters(),
+    config=options.config or __file__.replace("job.py", "client.json" if optimizer else "job.json"))
 if options.resume:
     engine.load_checkpoint(options.folder, tag=options.resume)
 rank = torch.distributed.get_rank()
@@ -43,5 +52,8 @@ while engine.global_steps < options.steps:
 
 engine.save_checkpoint(options.folder, tag=f"step{engine.global_steps}")
 if rank == 0:
-    print(f"saved step{engine.global_steps}, by {engine.optimizer.optimizer.ds_opt_adam.__name__}")
+    inner = engine.optimizer.optimizer
+    moments = next(iter(inner.state.values()))["exp_avg"].dtype
+    op = inner.ds_opt_adam.__name__ if optimizer is None else type(inner).__module__
+    print(f"saved step{engine.global_steps} with moments of {moments}, by {op}")
 torch.distributed.destroy_process_group()

@@ -102,6 +102,17 @@ def test_accelerate_loop(count, tmp_path):
     assert weights[0] == weights[1] == weights[0][:1] * count
 
 
+# Lightning
+
+def test_lightning_loop(tmp_path):
+    pytest.importorskip("lightning")
+    whole = run("lightning_loop.py", "--folder", str(tmp_path))
+    resumed = run("lightning_loop.py", "--folder", str(tmp_path / "more"), "--resume",
+                  str(tmp_path / "epoch=1-step=16.ckpt"))
+    ends = [re.search(r"^step 32: loss (\S+), .*", out, re.M) for out in (whole, resumed)]
+    assert ends[0][0] == ends[1][0] and float(ends[0][1]) < 0.5
+
+
 # DeepSpeed
 
 class Job:
@@ -197,3 +208,27 @@ def test_deepspeed_checkpoints_load_in_the_other_op(tag, own, moved, tmp_path):
         names += compare(before, after)
     for name in ("exp_avg", "exp_avg_sq"):
         assert len([one for one in names if one.endswith("." + name)]) >= job.ranks
+
+
+# adamant.torch.AdamW as DeepSpeed's client optimizer
+
+@pytest.mark.parametrize("state_format, kind", [("quantized8", "torch.uint8"), ("bfloat16", "torch.bfloat16")])
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_deepspeed_keeps_the_moments_of_a_client_optimizer(stage, state_format, kind, tmp_path):
+    pytest.importorskip("deepspeed")
+    config = json.loads((examples / "deepspeed_client.json").read_text())
+    config["zero_optimization"].update(stage=stage, sub_group_size=20000)
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(config))
+
+    def job(folder, steps, *more):
+        out = ranks(2, "deepspeed_job.py", "--config", str(path), "--folder", str(folder), "--steps", str(steps),
+                    "--state-format", state_format, *more)
+        assert f"saved step{steps} with moments of {kind}, by adamant.torch" in out
+        return dict(re.findall(r"^step (\d+): (loss .*)", out, re.M))
+
+    whole = job(tmp_path / "whole", 10)
+    first = job(tmp_path, 5)
+    assert {**first, **job(tmp_path, 10, "--resume", "step5")} == whole
+    losses = [float(re.match(r"loss (\S+),", line)[1]) for line in whole.values()]
+    assert len(losses) == 10 and losses[-1] < losses[0]

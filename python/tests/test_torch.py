@@ -1151,6 +1151,8 @@ def test_documentation_site_shows_a_docstring_for_every_name():
     page = pathlib.Path(__file__).resolve().parents[2] / "docs" / "python.md"
     names = re.findall(r"^::: (\S+)$", page.read_text(), re.MULTILINE)
     assert {f"adamant.torch.{name}" for name in adamant.torch.__all__} <= set(names)
+    from adamant.integrations import prime_rl
+    assert {f"adamant.integrations.prime_rl.{name}" for name in prime_rl.__all__} <= set(names)
     for name in names:
         module, _, attribute = name.rpartition(".")
         documented = importlib.import_module(name) if name == "adamant.deepspeed" else getattr(

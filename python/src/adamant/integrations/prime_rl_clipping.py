@@ -4,7 +4,7 @@
 In setup_optimizer() of src/prime_rl/trainer/optim/__init__.py, where config.max_norm must stay:
 
     from adamant.integrations.prime_rl_clipping import clipping
-    optimizer = clipping(FullCPUOffloadOptimizer)(optimizer, ...)
+    optimizer = clipping(FullCPUOffloadOptimizer)(optimizer, ...)  # the arguments as before
 """
 
 from __future__ import annotations
