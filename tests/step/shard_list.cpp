@@ -184,6 +184,46 @@ TEST_CASE("thousands of shards of a few elements have the bits of each stepped a
     }
 }
 
+TEST_CASE("a list of small shards of any format has the bits of each stepped alone")
+{
+    executor const cpu({.threads = 1});
+    test::random_bits random(12);
+    for (shard_format const& format : all_formats()) {
+        std::vector<std::vector<test::array>> together, alone;
+        for (std::size_t const n : {1u, 3u, 17u, 63u, 64u, 200u}) {
+            std::vector<test::array> arrays;
+            for (std::size_t a = 0; a < shard_arrays; ++a) {
+                arrays.emplace_back(format.types[a], n, a); // misaligned
+                for (std::size_t i = 0; i < arrays[a].size(); ++i)
+                    arrays[a].set(i, a < 2 || (a == shard_array::weight_out && has_split_param(format.types))
+                                         ? test::value_of(test::values::ordinary, random, -6, -1)
+                                         : 0.0f);
+            }
+            together.push_back(arrays);
+            alone.push_back(arrays);
+        }
+        auto const view = [&](std::vector<test::array>& arrays) {
+            return any_shard(format,
+                             {arrays[0].data(), arrays[1].data(), arrays[2].data(), arrays[3].data(), arrays[4].data()},
+                             arrays[1].size());
+        };
+        std::vector<any_shard> shards;
+        for (std::vector<test::array>& arrays : together)
+            shards.push_back(view(arrays));
+        hyperparameters nearest = usual_adamw;
+        nearest.rounding.exp_avg_sq = rounding::nearest;
+        step(cpu, shard_list(shards), nearest, 3);
+        INFO(to_text(format.types));
+        for (std::size_t t = 0; t < together.size(); ++t) {
+            step(cpu, view(alone[t]), nearest, 3);
+            for (std::size_t a = 0; a < shard_arrays; ++a) {
+                INFO(shard_array::names[a]);
+                REQUIRE(together[t][a].difference(alone[t][a]) == "");
+            }
+        }
+    }
+}
+
 TEST_CASE(
     "shards that overlap in what a step writes, and coefficients that are missing, are errors before anything happens")
 {

@@ -47,6 +47,8 @@ public:
         kernel::copy_few(b.array<1>(b.elems), source.grad + begin * b.elem_bytes[1], n * b.elem_bytes[1]);
         kernel::copy_few(b.array<2>(b.elems), source.exp_avg + begin * b.elem_bytes[2], n * b.elem_bytes[2]);
         kernel::copy_few(b.array<3>(b.elems), source.exp_avg_sq + begin * b.elem_bytes[3], n * b.elem_bytes[3]);
+        if (has_split_param(s.shard.format().types))
+            kernel::copy_few(b.array<4>(b.elems), source.weight_out + begin * b.elem_bytes[4], n * b.elem_bytes[4]);
         b.elems += n;
     }
     // Steps all pieces that are left, and returns the number of infinite and NaN gradients since construction.
