@@ -6,6 +6,7 @@
 #include <cstring>
 #include <limits>
 #include <map>
+#include <numeric>
 #include <optional>
 #include <random>
 #include <string>
@@ -53,6 +54,22 @@ TEST_CASE("a checksum sees one and two bits that change, wherever they are, and 
         sums.push_back(detail::checksum(zeros.data(), n));
     std::sort(sums.begin(), sums.end());
     CHECK(std::adjacent_find(sums.begin(), sums.end()) == sums.end());
+}
+
+TEST_CASE("keys are sorted as std::stable_sort sorts them")
+{
+    std::mt19937_64 random(9);
+    for (unsigned const key_bits : {0u, 1u, 3u, 11u, 12u, 33u, 64u})
+        for (std::size_t const n : {0u, 1u, 2u, 7u, 3000u}) {
+            std::vector<std::uint64_t> keys(n);
+            for (std::uint64_t& key : keys)
+                key = 0xfedcba9876543210 ^ (key_bits == 0 ? 0 : random() >> (64 - key_bits));
+            std::vector<std::size_t> expected(n);
+            std::iota(expected.begin(), expected.end(), std::size_t{0});
+            std::stable_sort(expected.begin(), expected.end(),
+                             [&](std::size_t a, std::size_t b) { return keys[a] < keys[b]; });
+            CHECK(detail::sorted_order(keys) == expected);
+        }
 }
 
 TEST_CASE("a text is its parts one after another")

@@ -32,7 +32,7 @@ public:
     // Upper bound of the bytes allocated per shard.
     static constexpr std::size_t bytes_for_each_shard = 5 * sizeof(array_extent);
 
-    // Stores the written extents. Throws invalid_argument if one of them overlaps another extent. O(n log n).
+    // Stores the written extents. Throws invalid_argument if one of them overlaps another extent. O(n).
     void assign(std::vector<array_extent> extents)
     {
         sort_and_refuse_overlaps(extents);

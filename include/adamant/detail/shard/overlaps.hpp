@@ -40,10 +40,14 @@ inline void append_extent(std::vector<array_extent>& extents, char const* name, 
 }
 
 // Throws invalid_argument if an array that a step writes overlaps another array. The message has the names of the
-// arrays and the numbers of their shards. Sorts the extents by address, in O(n log n).
+// arrays and the numbers of their shards. Sorts the extents by address, in O(n).
 inline void sort_and_refuse_overlaps(std::vector<array_extent>& extents)
 {
-    sort_stably(extents, [](array_extent const& a, array_extent const& b) { return a.begin < b.begin; });
+    std::vector<std::uint64_t> begins;
+    begins.reserve(extents.size());
+    for (array_extent const& e : extents)
+        begins.push_back(e.begin);
+    permute(extents, sorted_order(begins));
     // The last end among all preceding extents, and among the written ones. An extent that is only read is compared
     // with the written ones alone, because gradients may share memory.
     array_extent const* furthest = nullptr;
