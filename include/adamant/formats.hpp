@@ -41,12 +41,12 @@ concept second_moment_type = moment_type<ExpAvgSq> && std::is_same_v<ExpAvgSq, q
 template <class T>
 concept param_storage = storage<T>::is_param;
 
-/// Types of weight_out for a param. 16-bit params have none, because they are the weights.
+/// Types of weight_out for a param. 16-bit params have none, because they are the weights. A float32 weight_out is a
+/// copy of the params; only step() writes one.
 template <class WeightOut, class Param>
 concept weight_out_type = (std::is_same_v<Param, split_float32> && std::is_same_v<WeightOut, bfloat16>) ||
                           (!std::is_same_v<Param, split_float32> && std::is_void_v<WeightOut>) ||
-                          (std::is_same_v<Param, float> && element_type<WeightOut> &&
-                           !std::is_same_v<WeightOut, float>);
+                          (std::is_same_v<Param, float> && element_type<WeightOut>);
 
 // The arrays of a shard, in the order that every list of them uses. An optimizer's shard may also have an accumulator.
 namespace shard_array {
@@ -62,6 +62,11 @@ using shard_dtypes = std::array<dtype, shard_arrays>;
 [[nodiscard]] constexpr bool has_split_param(shard_dtypes const& types) noexcept
 {
     return types[shard_array::param] == dtype::split_float32;
+}
+/// Whether weight_out is a float32 copy of the params, which step() makes block by block.
+[[nodiscard]] constexpr bool has_param_copy(shard_dtypes const& types) noexcept
+{
+    return types[shard_array::weight_out] == dtype::float32;
 }
 /// Arrays that may be state, which is_state() decides.
 inline constexpr shard_array::index state_arrays[] = {shard_array::param, shard_array::exp_avg, shard_array::exp_avg_sq,
@@ -149,7 +154,8 @@ namespace kernel {
 #if defined(ADAMANT_HEADER_ONLY)
 
 /// Format of a shard<Param, Grad, ExpAvg, ExpAvgSq, WeightOut> for step(); optimizer_format() has everything that an
-/// optimizer needs, which takes much longer to compile. With ADAMANT_SEPARATE_COMPILATION both are the same.
+/// optimizer needs, which takes much longer to compile. With ADAMANT_SEPARATE_COMPILATION both are the same. The kernel
+/// for a float32 weight_out does not write it: step() does, after each block.
 template <class Param, class Grad, class ExpAvg, class ExpAvgSq, class WeightOut>
 [[nodiscard]] shard_format const& step_format() noexcept;
 template <class Param, class Grad, class ExpAvg, class ExpAvgSq, class WeightOut>
@@ -163,8 +169,10 @@ inline constexpr std::size_t format_count = 90;
 /// float16, split_float32), a grad and one of the five pairs of moments. A combination with float32 params has three
 /// formats: without weight_out, with bfloat16 weight_out, and with float16 weight_out.
 [[nodiscard]] std::span<shard_format const> all_formats() noexcept;
-/// The format with these types; null if no shard can have them.
+/// The format with these types; null if no shard of an optimizer can have them.
 [[nodiscard]] shard_format const* find_format(shard_dtypes const& types) noexcept;
+/// The same for step(), which also writes a float32 weight_out.
+[[nodiscard]] shard_format const* find_step_format(shard_dtypes const& types) noexcept;
 
 ADAMANT_END_NAMESPACE
 
@@ -173,7 +181,8 @@ ADAMANT_BEGIN_INLINE_NAMESPACE
 template <class Param, class Grad, class ExpAvg, class ExpAvgSq, class WeightOut>
 [[nodiscard]] shard_format const& step_format() noexcept
 {
-    return *find_format({dtype_of<Param>, dtype_of<Grad>, dtype_of<ExpAvg>, dtype_of<ExpAvgSq>, dtype_of<WeightOut>});
+    return *find_step_format(
+        {dtype_of<Param>, dtype_of<Grad>, dtype_of<ExpAvg>, dtype_of<ExpAvgSq>, dtype_of<WeightOut>});
 }
 template <class Param, class Grad, class ExpAvg, class ExpAvgSq, class WeightOut>
 [[nodiscard]] shard_format const& optimizer_format() noexcept

@@ -29,6 +29,8 @@ using element_of = std::iter_value_t<decltype(std::data(std::declval<Range&>()))
 
 // Checks arrays as the constructors of shard do: null, too large, overlapping.
 void check_arrays(shard_dtypes const& types, kernel::step_pointers const& pointers, std::size_t size);
+// Refuses a float32 weight_out, which no optimizer writes.
+void refuse_param_copy(shard_dtypes const& types);
 // Checks that `found`, the size of an array of that type, fits a param of `size` elements.
 void check_size(char const* array, std::size_t found, std::size_t size, dtype type = dtype::float32);
 
@@ -58,12 +60,13 @@ ADAMANT_BEGIN_INLINE_NAMESPACE
 /// | --- | --- | --- |
 /// | `param` | master weights, read and written | float, bfloat16, float16, split_float32 |
 /// | `grad` | gradient, read | float, bfloat16, float16 |
-/// | `exp_avg` | first moment, read and written; initially 0 | float, bfloat16, quantized8 |
-/// | `exp_avg_sq` | second moment, read and written; initially 0 | float, bfloat16; quantized8 if exp_avg is quantized8
-/// | | `weight_out` | new weights rounded to 16 bits, written | void (none); beside a float param bfloat16 or float16 |
+/// | `exp_avg` | first moment, read and written | float, bfloat16, quantized8 |
+/// | `exp_avg_sq` | second moment, read and written | float, bfloat16; quantized8 if exp_avg is |
+/// | `weight_out` | new weights rounded to 16 bits, written | void (none); beside a float param bfloat16 or float16 |
 ///
-/// With a split_float32 param, weight_out is bfloat16, read and written; see split_masters(). quantized8 moments are
-/// arrays of (n + 63) / 64 groups. A group whose bytes are all 0 holds 64 zeros.
+/// Moments are initially 0. step() also takes a weight_out of float, a copy of a float param. With a split_float32
+/// param, weight_out is bfloat16, read and written; see split_masters(). quantized8 moments are arrays of (n + 63) / 64
+/// groups. A group whose bytes are all 0 holds 64 zeros.
 template <param_storage Param, element_type Grad, moment_type ExpAvg, second_moment_type<ExpAvg> ExpAvgSq = ExpAvg,
           weight_out_type<Param> WeightOut = void>
 class shard {
@@ -237,8 +240,15 @@ public:
         : any_shard(optimizer_format<Param, Grad, ExpAvg, ExpAvgSq, WeightOut>(), of.pointers(), of.size())
     {
     }
+    /// Only step() writes a float32 weight_out.
+    template <class Param, class Grad, class ExpAvg, class ExpAvgSq>
+    optimizer_shard(shard<Param, Grad, ExpAvg, ExpAvgSq, float> const& of) = delete;
     /// For run-time types. Header-only programs: the format must come from optimizer_format().
-    ADAMANT_ALWAYS_INLINE explicit optimizer_shard(any_shard const& of) noexcept : any_shard(of) {}
+    /// @throws invalid_argument for a float32 weight_out
+    ADAMANT_ALWAYS_INLINE explicit optimizer_shard(any_shard const& of) : any_shard(of)
+    {
+        detail::refuse_param_copy(of.format().types);
+    }
 };
 
 /// View of the array for optimizer::accumulate(), which has the shard's size and is float or bfloat16. The default is

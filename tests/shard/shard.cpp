@@ -39,7 +39,10 @@ TEST_CASE("combinations that mean nothing do not exist")
     STATIC_REQUIRE(!element_type<double>);
     STATIC_REQUIRE(!element_type<std::uint16_t>);
     STATIC_REQUIRE(weight_out_type<bfloat16, float>);
-    STATIC_REQUIRE(!weight_out_type<float, float>);
+    STATIC_REQUIRE(weight_out_type<float, float>);
+    STATIC_REQUIRE(!weight_out_type<float, bfloat16>);
+    STATIC_REQUIRE(std::is_constructible_v<any_shard, shard<float, float, float, float, float>>);
+    STATIC_REQUIRE(!std::is_constructible_v<optimizer_shard, shard<float, float, float, float, float>>);
     STATIC_REQUIRE(!weight_out_type<bfloat16, bfloat16>);
     STATIC_REQUIRE(weight_out_type<void, float16>);
     CHECK(all_formats().size() == format_count);
@@ -47,6 +50,12 @@ TEST_CASE("combinations that mean nothing do not exist")
         CHECK(find_format(format.types) == &format);
     CHECK(find_format({dtype::float32, dtype::float32, dtype::float16, dtype::float32, dtype::none}) == nullptr);
     CHECK(find_format({dtype::bfloat16, dtype::float32, dtype::float32, dtype::float32, dtype::bfloat16}) == nullptr);
+    shard_dtypes const copying = {dtype::float32, dtype::bfloat16, dtype::quantized8, dtype::quantized8,
+                                  dtype::float32};
+    CHECK(find_format(copying) == nullptr);
+    CHECK(find_step_format(copying)->types == copying);
+    CHECK(find_step_format({dtype::bfloat16, dtype::float32, dtype::float32, dtype::float32, dtype::float32}) ==
+          nullptr);
 }
 
 TEST_CASE("sizes that differ are refused by the array's name")

@@ -224,6 +224,29 @@ TEST_CASE("a list of small shards of any format has the bits of each stepped alo
     }
 }
 
+TEST_CASE("a float weight_out is a copy of the params, and everything else has the bits of a step without one")
+{
+    executor const cpu({.threads = 3, .min_slice_elems = 64});
+    for (std::size_t const n : test::sizes{0, 1, 63, 64, 4095, 4097, 70001}) {
+        mixed_tensor copied(n);
+        mixed_tensor without = copied, listed = copied;
+        std::vector<float> copy(n, 7.0f), listed_copy(n, 7.0f);
+        auto const view = [](mixed_tensor& t, std::vector<float>& to) {
+            return shard(t.param, t.grad, t.exp_avg, t.exp_avg_sq, to);
+        };
+        CHECK(any_shard(view(copied, copy)).bytes_per_element() == 30);
+        for (unsigned t = 1; t <= 2; ++t) {
+            step(cpu, view(copied, copy), usual_adamw, t);
+            step(cpu, shard(without.param, without.grad, without.exp_avg, without.exp_avg_sq), usual_adamw, t);
+            step(cpu, shard_list(std::vector<any_shard>{view(listed, listed_copy)}), usual_adamw, t);
+        }
+        CHECK(copied == without);
+        CHECK(listed == without);
+        CHECK(copy == without.param);
+        CHECK(listed_copy == without.param);
+    }
+}
+
 TEST_CASE(
     "shards that overlap in what a step writes, and coefficients that are missing, are errors before anything happens")
 {

@@ -24,8 +24,11 @@ ADAMANT_DECL std::string to_text(shard_dtypes const& types)
 
 namespace detail {
 template <class Param, class Grad, class ExpAvg, class ExpAvgSq, class WeightOut>
-inline constexpr shard_format format_to_step = {dtypes_of<Param, Grad, ExpAvg, ExpAvgSq, WeightOut>,
-                                                kernel::step_for<Param, Grad, ExpAvg, ExpAvgSq, WeightOut>, nullptr};
+inline constexpr shard_format format_to_step = {
+    dtypes_of<Param, Grad, ExpAvg, ExpAvgSq, WeightOut>,
+    kernel::step_for<Param, Grad, ExpAvg, ExpAvgSq,
+                     std::conditional_t<std::is_same_v<WeightOut, float>, void, WeightOut>>,
+    nullptr};
 }
 
 template <class Param, class Grad, class ExpAvg, class ExpAvgSq, class WeightOut>

@@ -14,6 +14,13 @@
 ADAMANT_BEGIN_NAMESPACE
 namespace detail {
 
+ADAMANT_DECL void refuse_param_copy(shard_dtypes const& types)
+{
+    if (has_param_copy(types))
+        throw_invalid_argument({"cannot add a shard with a float32 weight_out to an optimizer: only step() writes one. "
+                                "Use the params, or a weight_out of bfloat16 or float16."});
+}
+
 ADAMANT_DECL void check_size(char const* array, std::size_t array_size, std::size_t size, dtype type)
 {
     std::size_t const group = elems_together(type);

@@ -86,6 +86,17 @@ namespace detail {
     return all;
 }
 
+// The formats of float32 params with a float32 weight_out. Their kernels are those without weight_out.
+[[nodiscard]] inline formats_part make_formats_with_param_copy() noexcept
+{
+    formats_part all = formats_float32();
+    for (shard_format& format : all) {
+        format.types[shard_array::weight_out] = dtype::float32;
+        format.block_kernels_for = nullptr;
+    }
+    return all;
+}
+
 } // namespace detail
 
 std::span<shard_format const> all_formats() noexcept
@@ -97,6 +108,16 @@ std::span<shard_format const> all_formats() noexcept
 shard_format const* find_format(shard_dtypes const& types) noexcept
 {
     for (shard_format const& format : all_formats())
+        if (format.types == types)
+            return &format;
+    return nullptr;
+}
+shard_format const* find_step_format(shard_dtypes const& types) noexcept
+{
+    static detail::formats_part const copying = detail::make_formats_with_param_copy();
+    if (!has_param_copy(types))
+        return find_format(types);
+    for (shard_format const& format : copying)
         if (format.types == types)
             return &format;
     return nullptr;

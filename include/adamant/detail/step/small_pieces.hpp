@@ -29,10 +29,11 @@ public:
     small_pieces& operator=(small_pieces const&) = delete;
 
     // Whether to add a piece of this many elements of s. False if stochastic rounding depends on the positions of
-    // elements, or if elements share a scale.
+    // elements, if elements share a scale, or if weight_out is a copy of the params.
     [[nodiscard]] bool can_take(grouped_shard const& s, std::size_t elems) const noexcept
     {
         return elems < smaller_than_ && elems_together(s.shard.format().types) == 1 &&
+               !has_param_copy(s.shard.format().types) &&
                !rounds_stochastically(s.shard.format().types, group_coefficients_[s.group].rounding);
     }
     // Adds elements [begin, end) of s, which can_take() has accepted. They are stepped in finish() at the latest; s

@@ -11,17 +11,18 @@
 #include <adamant/step.hpp>
 #include <adamant/detail/numerics/float_mode.hpp>
 #include <adamant/detail/step/small_pieces.hpp>
+#include <adamant/detail/step/step_elements.hpp>
 
 ADAMANT_BEGIN_NAMESPACE
 
 ADAMANT_DECL step_report step(executor const& cpu, any_shard const& shard, coefficients const& c)
 {
     std::size_t const n = shard.size();
-    kernel::step_function const run = shard.step_for(cpu.tier());
     kernel::memory_access const access{n >= stream_weight_out_from_elems, cpu.prefetch_bytes()};
     std::atomic<std::uint64_t> nonfinite{0};
     unsigned const threads = cpu.for_each_slice(n, [&](slice part) {
-        nonfinite.fetch_add(run(shard.pointers(), part.begin, part.end, c, access), std::memory_order_relaxed);
+        nonfinite.fetch_add(detail::step_elements(shard, cpu.tier(), part.begin, part.end, c, access),
+                            std::memory_order_relaxed);
     });
     return {n, shard.bytes_moved(), nonfinite.load(std::memory_order_relaxed), cpu.tier(), threads};
 }
@@ -51,8 +52,8 @@ ADAMANT_DECL step_report step(executor const& cpu, shard_list const& shards,
                                   if (pieces.can_take(s, end - begin))
                                       pieces.add(s, begin, end);
                                   else
-                                      large_nonfinite += s.shard.step_for(cpu.tier())(
-                                          s.shard.pointers(), begin, end, group_coefficients[s.group], access);
+                                      large_nonfinite += detail::step_elements(s.shard, cpu.tier(), begin, end,
+                                                                               group_coefficients[s.group], access);
                               });
         nonfinite.fetch_add(large_nonfinite + pieces.finish(), std::memory_order_relaxed);
     });
