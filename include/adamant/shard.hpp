@@ -12,6 +12,7 @@
 #include <vector>
 
 #include <adamant/formats.hpp>
+#include <adamant/detail/shard/granule_layout.hpp>
 
 // ---- Shards of types that are known at compile time
 
@@ -304,7 +305,7 @@ struct grouped_shard {
 /// any thread.
 class shard_list {
 public:
-    /// Takes O(n log n) time.
+    /// Takes O(n) time.
     /// @throws invalid_argument, naming the shards by index, if an array that a step writes overlaps an array of
     /// another shard
     explicit shard_list(std::vector<grouped_shard> shards);
@@ -323,22 +324,17 @@ public:
     [[nodiscard]] std::size_t bytes_moved() const noexcept { return bytes_moved_; }
 
     /// Number of granules: shards are laid end to end, each padded to a granule (see granule_elems).
-    [[nodiscard]] std::size_t granules() const noexcept { return begins_.back(); }
+    [[nodiscard]] std::size_t granules() const noexcept { return layout_.granules(); }
 
     /// Calls piece(grouped_shard, begin, end) in order for the elements in granules first to last - 1.
     template <class Piece>
     void for_each_piece(std::size_t first, std::size_t last, Piece const& piece) const
     {
-        if (first >= last)
-            return;
-        auto next = std::upper_bound(begins_.begin(), begins_.end(), first);
-        for (auto i = static_cast<std::size_t>(next - begins_.begin()) - 1; i < shards_.size() && begins_[i] < last;
-             ++i) {
-            std::size_t const begin = first > begins_[i] ? (first - begins_[i]) * granule_elems : 0;
-            std::size_t const end = std::min(shards_[i].shard.size(), (last - begins_[i]) * granule_elems);
+        layout_.for_each_piece(first, last, [&](std::size_t i, std::size_t begin, std::size_t end) {
+            end = std::min(shards_[i].shard.size(), end);
             if (begin < end)
                 piece(shards_[i], begin, end);
-        }
+        });
     }
 
 private:
@@ -347,7 +343,7 @@ private:
     void check_shards() const;
 
     std::vector<grouped_shard> shards_;
-    std::vector<std::size_t> begins_; // first granule of each shard, then the number of granules: shards + 1 entries
+    detail::granule_layout layout_;
     std::size_t elements_ = 0;
     std::size_t bytes_moved_ = 0;
     std::size_t groups_ = 0;

@@ -10,15 +10,14 @@
 
 ADAMANT_BEGIN_NAMESPACE
 
-ADAMANT_DECL shard_list::shard_list(std::vector<grouped_shard> shards) : shards_(std::move(shards))
+ADAMANT_DECL shard_list::shard_list(std::vector<grouped_shard> shards)
+    : shards_(std::move(shards)), layout_(shards_.size())
 {
     check_shards();
-    begins_.reserve(shards_.size() + 1);
-    begins_.push_back(0);
     for (grouped_shard const& s : shards_) {
         elements_ += s.shard.size();
         bytes_moved_ += s.shard.bytes_moved();
-        begins_.push_back(begins_.back() + (s.shard.size() + granule_elems - 1) / granule_elems);
+        layout_.append(s.shard.size());
         groups_ = std::max(groups_, s.group + 1);
     }
 }
