@@ -175,7 +175,8 @@ enum {
  * - exp_avg, exp_avg_sq: the moments, read and written, zero before the first step; float32 or bfloat16, or both
  *   ADAMANT_QUANTIZED8: arrays of (elements + 63) / 64 groups, all bytes zero before the first step.
  * - weight_out: the rounded new weights, written; bfloat16 or float16 with a float32 param, else none. Before the first
- *   step it must hold the rounded params, which stay there if that step is rolled back.
+ *   step it must hold the rounded params, which stay there if that step is rolled back. adamant_step_shard() and
+ *   adamant_step_list() also take float32 with a float32 param: a copy of the new param.
  * - accumulator: sums of adamant_accumulate(); float32, bfloat16 or none. */
 typedef struct adamant_shard {
     size_t struct_bytes;             /**< size of this struct; set by the init function */
@@ -195,9 +196,10 @@ typedef struct adamant_shard {
     /** Position of the shard in its parameter. shape: `dims` sizes, at most 64, of the whole parameter; with dims 0 and
      * shape null the shard is all of it. begin: the shard's first element in it, in row-major order. */
     const size_t* shape;
-    size_t dims;              /**< number of dimensions in `shape` */
-    size_t begin;             /**< index of the shard's first element in the parameter */
-    uint64_t rounding_stream; /**< for adamant_step_shard(): a unique number of the parameter; otherwise ignored */
+    size_t dims;  /**< number of dimensions in `shape` */
+    size_t begin; /**< index of the shard's first element in the parameter */
+    /** For adamant_step_shard() and adamant_step_list(): a unique number of the parameter; otherwise ignored. */
+    uint64_t rounding_stream;
 } adamant_shard;
 ADAMANT_C_API adamant_status adamant_shard_init(adamant_shard* shard, size_t struct_bytes);
 
@@ -245,6 +247,46 @@ ADAMANT_C_API adamant_status adamant_hyperparameters_init(adamant_hyperparameter
 ADAMANT_C_API adamant_status adamant_step_shard(const adamant_executor* executor, const adamant_shard* shard,
                                                 const adamant_hyperparameters* hyper, uint64_t step_number,
                                                 double loss_scale, double clip_coefficient, uint64_t* nonfinite);
+/** A tensor of adamant_step_list(). */
+typedef struct adamant_step_item {
+    size_t struct_bytes;                  /**< size of this struct; set by the init function */
+    const adamant_shard* shard;           /**< the arrays; its accumulator must be ADAMANT_NONE */
+    const adamant_hyperparameters* hyper; /**< items may share one */
+    uint64_t step_number;                 /**< 1; number of this step of the tensor, from 1 */
+    double grad_scale; /**< 1; factor of the gradient, 0 or above; it must be a float32 that is not subnormal */
+} adamant_step_item;
+ADAMANT_C_API adamant_status adamant_step_item_init(adamant_step_item* item, size_t struct_bytes);
+
+/** Takes one step of each tensor of a list, with the bits of one adamant_step_shard() for each (loss_scale 1,
+ * clip_coefficient grad_scale), in one hand-over to the executor's threads: they share the elements of the whole list.
+ * items: an array of `count` structs; may be null with a count of 0. Keeps no state between calls. Writes the number of
+ * infinite or NaN gradients, which the step applies, to *nonfinite, which may be null. Arrays that a step writes may
+ * not overlap another array of the list; gradients may share memory. From any thread, for lists that do not overlap.
+ * Errors name the item by its index. invalid argument, before anything is written: errors of adamant_step_shard(), an
+ * invalid grad_scale, and arrays that overlap. */
+ADAMANT_C_API adamant_status adamant_step_list(const adamant_executor* executor, const adamant_step_item* items,
+                                               size_t count, uint64_t* nonfinite);
+
+/** A gradient of adamant_accumulate_list(), and the sum that it is added to: arrays of `elements` elements, with any
+ * alignment. */
+typedef struct adamant_sum_item {
+    size_t struct_bytes;      /**< size of this struct; set by the init function */
+    size_t elements;          /**< number of elements in each array */
+    void* sum;                /**< read and written; may be null without elements */
+    const void* grad;         /**< read; may be null without elements */
+    adamant_dtype sum_dtype;  /**< ADAMANT_FLOAT32; or ADAMANT_BFLOAT16 */
+    adamant_dtype grad_dtype; /**< ADAMANT_BFLOAT16; or ADAMANT_FLOAT32, ADAMANT_FLOAT16 */
+    int32_t replace;          /**< 0: adds the gradient. Else sets the sum to the gradient, without reading the sum */
+} adamant_sum_item;
+ADAMANT_C_API adamant_status adamant_sum_item_init(adamant_sum_item* item, size_t struct_bytes);
+
+/** Adds gradients to sums, or copies them there, for a list of tensors in one hand-over to the executor's threads, with
+ * the bits of adamant_accumulate(): subnormal numbers count as 0, and NaNs become canonical. items: an array of `count`
+ * structs; may be null with a count of 0. A sum may not overlap another array of the list; gradients may share memory.
+ * From any thread, for lists that do not overlap. Errors name the item by its index. invalid argument, before anything
+ * is written: an invalid type, a null pointer with elements, and arrays that overlap. */
+ADAMANT_C_API adamant_status adamant_accumulate_list(const adamant_executor* executor, const adamant_sum_item* items,
+                                                     size_t count);
 /** Splits float32 masters: weight is the master rounded to bfloat16, to nearest, ties away from zero, and low is the
  * 16-bit residual. adamant_join_masters() restores the master's bits (a NaN becomes 0x7fc00000). `low` may begin at the
  * same address as `master`, in both functions; other arrays must not overlap. From any thread. invalid argument: a null

@@ -80,6 +80,24 @@ static std::size_t live_with_failures(long n, folder const& dir, std::uint64_t& 
     with_failure([&] { return adamant_add_shard(made, 0, "one that goes again", &removed, nullptr); });
     with_failure([&] { return adamant_remove_shard(made, 4); });
     with_failure([&] { return adamant_set_gradient(made, 0, m.tensors[0].grad.data()); });
+    float lists[5] = {1, 1, 0, 0, 1};
+    adamant_shard listed = shard();
+    listed.elements = 1;
+    listed.param = lists;
+    listed.grad = lists + 1;
+    listed.exp_avg = lists + 2;
+    listed.exp_avg_sq = lists + 3;
+    adamant_step_item step_item = initialised(adamant_step_item_init);
+    step_item.shard = &listed;
+    step_item.hyper = &h;
+    with_failure([&] { return adamant_step_list(cpu.get(), &step_item, 1, nullptr); });
+    adamant_sum_item sum_item = initialised(adamant_sum_item_init);
+    sum_item.elements = 1;
+    sum_item.sum = lists + 4;
+    sum_item.grad = lists + 1;
+    sum_item.grad_dtype = ADAMANT_FLOAT32;
+    with_failure([&] { return adamant_accumulate_list(cpu.get(), &sum_item, 1); });
+    REQUIRE((lists[0] > 0.9985f && lists[0] < 0.9995f && lists[4] == 2)); // each once
     double const lr = 0.01;
     adamant_step_values v = step_values();
     v.lr = &lr;

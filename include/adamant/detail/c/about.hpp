@@ -105,6 +105,32 @@ struct about<adamant_shard> {
 };
 
 template <>
+struct about<adamant_step_item> {
+    static constexpr char const* name = "adamant_step_item";
+    static constexpr std::size_t first_bytes = 40;
+    static adamant_step_item defaults()
+    {
+        adamant_step_item item{};
+        item.step_number = 1;
+        item.grad_scale = 1;
+        return item;
+    }
+};
+
+template <>
+struct about<adamant_sum_item> {
+    static constexpr char const* name = "adamant_sum_item";
+    static constexpr std::size_t first_bytes = 48;
+    static adamant_sum_item defaults()
+    {
+        adamant_sum_item item{};
+        item.sum_dtype = ADAMANT_FLOAT32;
+        item.grad_dtype = ADAMANT_BFLOAT16;
+        return item;
+    }
+};
+
+template <>
 struct about<adamant_step_values> {
     static constexpr char const* name = "adamant_step_values";
     static constexpr std::size_t first_bytes = 64;

@@ -54,12 +54,15 @@ binding binding_of(adamant_binding value);
 isa isa_of(char const* name);
 
 // The format of a shard, and the whole shard. Both throw invalid_argument for an unsupported combination of types.
-shard_format const& format_of(adamant_shard const& source);
+using find_format_function = shard_format const* (*)(shard_dtypes const&) noexcept;
+shard_format const& format_of(adamant_shard const& source, find_format_function find = find_format);
 struct shard_of_c {
     any_shard view;
     accumulator_array accumulator;
 };
 shard_of_c shard_of(adamant_shard const& source);
+// A shard for a step without an optimizer: without an accumulator. function: the caller's name in errors.
+any_shard step_shard_of(adamant_shard const& source, char const* function);
 // The shard's position in its parameter.
 shard_place place_of(adamant_shard const& source);
 

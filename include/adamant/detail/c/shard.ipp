@@ -47,7 +47,7 @@ hyperparameters from_c(adamant_hyperparameters const* source)
              to_enum(h.param_rounding, rounding::stochastic, "param_rounding"), h.rounding_seed}};
 }
 
-shard_format const& format_of(adamant_shard const& source)
+shard_format const& format_of(adamant_shard const& source, find_format_function find)
 {
     auto const type = [](adamant_dtype value, char const* argument) {
         return to_enum(value, dtype::quantized8, argument);
@@ -56,19 +56,27 @@ shard_format const& format_of(adamant_shard const& source)
                                 type(source.exp_avg_dtype, "exp_avg_dtype"),
                                 type(source.exp_avg_sq_dtype, "exp_avg_sq_dtype"),
                                 type(source.weight_out_dtype, "weight_out_dtype")};
-    if (shard_format const* const format = find_format(types))
+    // Neighbours in a list mostly have the same types.
+    thread_local shard_format const* last = nullptr;
+    thread_local find_format_function last_find = nullptr;
+    if (last != nullptr && last_find == find && last->types == types)
+        return *last;
+    if (shard_format const* const format = find(types)) {
+        last = format;
+        last_find = find;
         return *format;
+    }
     std::string asked;
     for (std::size_t i = 0; i < types.size(); ++i)
         (asked += i == 0 ? "" : ", ") += detail::text_of({shard_array::names[i], " ", name(types[i])});
     detail::throw_invalid_argument({"unsupported combination of types: ", asked,
                                     ". param is any type except none and quantized8; grad is float32, bfloat16 or "
                                     "float16; the moments are float32 or bfloat16, or both quantized8; weight_out is "
-                                    "bfloat16 with a split_float32 param, bfloat16 or float16 with a float32 param, "
-                                    "and none otherwise."});
+                                    "bfloat16 with a split_float32 param, bfloat16 or float16 with a float32 param "
+                                    "(or float32, without an optimizer), and none otherwise."});
 }
 
-shard_of_c shard_of(adamant_shard const& source)
+static shard_of_c shard_of(adamant_shard const& source, find_format_function find)
 {
     dtype const weights = to_enum(source.weight_out_dtype, dtype::quantized8, "weight_out_dtype");
     dtype const sum = to_enum(source.accumulator_dtype, dtype::quantized8, "accumulator_dtype");
@@ -83,13 +91,26 @@ shard_of_c shard_of(adamant_shard const& source)
         detail::throw_invalid_argument({"accumulator is a null pointer, but accumulator_dtype is ", name(sum)});
     if (sum != dtype::none && !is_sum_type(sum))
         detail::throw_invalid_argument({"accumulator_dtype is ", name(sum), ", but must be float32, bfloat16 or none"});
-    shard_format const& format = format_of(source);
+    shard_format const& format = format_of(source, find);
     kernel::step_pointers const arrays{
         static_cast<std::byte*>(source.param),      static_cast<std::byte const*>(source.grad),
         static_cast<std::byte*>(source.exp_avg),    static_cast<std::byte*>(source.exp_avg_sq),
         static_cast<std::byte*>(source.weight_out), {source.rounding_stream, source.begin}};
     detail::check_arrays(format.types, arrays, source.elements);
     return {any_shard(format, arrays, source.elements), {source.accumulator, sum}};
+}
+shard_of_c shard_of(adamant_shard const& source)
+{
+    return shard_of(source, find_format);
+}
+any_shard step_shard_of(adamant_shard const& source, char const* function)
+{
+    shard_of_c const s = shard_of(source, find_step_format);
+    if (s.accumulator.type() != dtype::none)
+        detail::throw_invalid_argument({"cannot call ", function,
+                                        " with an accumulator: it does not accumulate. Set accumulator_dtype to "
+                                        "ADAMANT_NONE, or accumulate with an optimizer."});
+    return s.view;
 }
 
 } // namespace adamant::c
@@ -110,14 +131,10 @@ adamant_status adamant_step_shard(const adamant_executor* executor, const adaman
 {
     return guarded([&] {
         adamant::executor const& cpu = cpu_of(executor);
-        shard_of_c const s = shard_of(read(shard));
-        if (s.accumulator.type() != adamant::dtype::none)
-            adamant::detail::throw_invalid_argument(
-                {"cannot call adamant_step_shard() with an accumulator: it does not accumulate. Set accumulator_dtype "
-                 "to ADAMANT_NONE, or accumulate with an optimizer."});
-        give(nonfinite, step(cpu, s.view, from_c(hyper), step_number,
-                             {.loss_scale = loss_scale, .clip_coefficient = clip_coefficient})
-                            .nonfinite_grads);
+        adamant::any_shard const s = step_shard_of(read(shard), "adamant_step_shard()");
+        give(nonfinite,
+             step(cpu, s, from_c(hyper), step_number, {.loss_scale = loss_scale, .clip_coefficient = clip_coefficient})
+                 .nonfinite_grads);
     });
 }
 static void needed_if(bool any, void const* array, char const* argument)
