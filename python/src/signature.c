@@ -9,22 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-// DLPack's exchange API. torch.Tensor.__dlpack_c_exchange_api__ points to it in torch 2.10 and later.
-typedef struct {
-    void* data;
-    int32_t device_type, device_id, ndim;
-    uint8_t type_code, type_bits;
-    uint16_t streams;
-    int64_t *shape, *strides;
-    uint64_t byte_offset;
-} dl_tensor;
-
-typedef struct {
-    uint32_t major, minor;
-    void* previous;
-    void *allocate, *from_python, *to_python;
-    int (*describe)(void* tensor, dl_tensor* description);
-} dl_exchange;
+#include "dlpack_exchange.h"
 
 enum { max_dims = 64 };
 

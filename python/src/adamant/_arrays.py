@@ -89,6 +89,11 @@ def _tensor_info(tensor: Any, name: str, role: str) -> ArrayInfo:
         raise InvalidArgument(f"{name} has shape {tuple(tensor.shape)} and strides {tensor.stride()}, but must be "
                               "contiguous, because it is used in place. Pass the result of contiguous(), and keep it "
                               "alive")
+    if tensor.numel() and not tensor.untyped_storage().nbytes():
+        raise InvalidArgument(f"{name} has no memory: its storage was resized to 0. Restore it before the step")
+    if tensor.is_neg():
+        raise InvalidArgument(f"{name} is negated in place of its memory, as the imaginary part of a conjugate is. Pass "
+                              "the result of resolve_neg(), and keep it alive")
     dtype = str(tensor.dtype).replace("torch.", "")
     return ArrayInfo(tensor.data_ptr() if tensor.numel() else 0, dtype_code(dtype, name, role), tensor.numel(),
                      tuple(tensor.shape))

@@ -21,5 +21,5 @@ def load_extension(name: str) -> Any:
             module = importlib.util.module_from_spec(spec)
             spec.loader.exec_module(module)
             return module
-    raise ImportError(f"cannot import adamant.torch: {' or '.join(map(str, folders))} has no {name}.abi3.so. Install "
+    raise ImportError(f"cannot load adamant.{name}: {' or '.join(map(str, folders))} has no {name}.abi3.so. Install "
                       "the package with pip, or build the target adamant_python")

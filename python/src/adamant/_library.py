@@ -160,6 +160,18 @@ class Shard(Struct):
                 ("shape", POINTER(c_size_t)), ("dims", c_size_t), ("begin", c_size_t), ("rounding_stream", c_uint64)]
 
 
+class StepItem(Struct):
+    name_in_c = "adamant_step_item"
+    _fields_ = [_size, ("shard", POINTER(Shard)), ("hyper", POINTER(Hyperparameters)), ("step_number", c_uint64),
+                ("grad_scale", c_double)]
+
+
+class SumItem(Struct):
+    name_in_c = "adamant_sum_item"
+    _fields_ = [_size, ("elements", c_size_t), ("sum", c_void_p), ("grad", c_void_p), ("sum_dtype", c_int32),
+                ("grad_dtype", c_int32), ("replace", c_int32)]
+
+
 class StepValues(Struct):
     name_in_c = "adamant_step_values"
     _fields_ = [_size, ("has_loss_scale", c_int32), ("has_max_norm", c_int32), ("has_max_abs_grad", c_int32),
@@ -240,6 +252,8 @@ _functions: Dict[str, List[Any]] = {
     "adamant_executor_create": [_p, _p],
     "adamant_executor_describe": [_p, POINTER(c_char_p), POINTER(c_uint32), POINTER(c_char_p)],
     "adamant_step_shard": [_p, _p, _p, c_uint64, c_double, c_double, _p],
+    "adamant_step_list": [_p, _p, c_size_t, _p],
+    "adamant_accumulate_list": [_p, _p, c_size_t],
     "adamant_split_masters": [_p, c_size_t, _p, _p],
     "adamant_join_masters": [_p, _p, c_size_t, _p],
     "adamant_sum_of_squares": [_p, _p, c_int32, c_size_t, POINTER(c_double), POINTER(c_uint64)],

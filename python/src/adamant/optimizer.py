@@ -18,7 +18,7 @@ from ._signals import delayed_signals
 from .executor import Executor, shared_executor
 
 nonfinite_policies = {"skip": 0, "zero": 1, "apply": 2}
-_rounding = {"nearest": 0, "stochastic": 1}
+roundings = {"nearest": 0, "stochastic": 1}
 _speculate = {"automatic": 0, "always": 1, "never": 2}
 _roles = {"param": "master", "exp_avg": "moment", "exp_avg_sq": "moment"}
 
@@ -65,8 +65,8 @@ def hyperparameters(lr: float = 1e-3, betas: Sequence[float] = (0.9, 0.999), eps
     return Hyperparameters.initialised(
         lr=lr, beta1=betas[0], beta2=betas[1], eps=eps, weight_decay=weight_decay, decay=1 if decoupled else 2,
         bias_correction=int(bias_correction),
-        exp_avg_sq_rounding=enum_value("exp_avg_sq_rounding", exp_avg_sq_rounding, _rounding),
-        param_rounding=enum_value("param_rounding", param_rounding, _rounding), rounding_seed=rounding_seed)
+        exp_avg_sq_rounding=enum_value("exp_avg_sq_rounding", exp_avg_sq_rounding, roundings),
+        param_rounding=enum_value("param_rounding", param_rounding, roundings), rounding_seed=rounding_seed)
 
 
 def _numbers(pointer: Any, count: int) -> Any:
@@ -267,8 +267,8 @@ class Optimizer(OptimizerHandle):
         values = {"lr": known.lr, "betas": (known.beta1, known.beta2), "eps": known.eps,
                   "weight_decay": known.weight_decay, "decoupled": known.decay != 2,
                   "bias_correction": bool(known.bias_correction),
-                  "exp_avg_sq_rounding": list(_rounding)[known.exp_avg_sq_rounding],
-                  "param_rounding": list(_rounding)[known.param_rounding], "rounding_seed": known.rounding_seed,
+                  "exp_avg_sq_rounding": list(roundings)[known.exp_avg_sq_rounding],
+                  "param_rounding": list(roundings)[known.param_rounding], "rounding_seed": known.rounding_seed,
                   **hyper}
         self._call("adamant_set_hyperparameters", whole_number(group, "group"), byref(hyperparameters(**values)))
 
