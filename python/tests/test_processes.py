@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+import types
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import adamant  # noqa: E402
-from adamant import deepspeed as op  # noqa: E402
+from adamant import deepspeed as op, lists  # noqa: E402
 from adamant._library import library  # noqa: E402
 from adamant.torch import AdamW  # noqa: E402
 
@@ -361,13 +362,12 @@ def zenflow(killed):
         handle = op.zenflow_adam_create(0, [])
         op.zenflow_adam_register_group(handle, *arrays)
         if killed:
-            calls, within = library(), threading.Event()
-            real = calls.adamant_step_shard
+            real, within = lists.native(), threading.Event()
 
-            def step_shard(*arguments):
+            def step(*arguments):
                 within.set()
-                return real(*arguments)
-            calls.adamant_step_shard = step_shard
+                return real.step(*arguments)
+            lists._native = types.SimpleNamespace(step=step)
             threading.Thread(target=lambda: (within.wait(), os.kill(os.getpid(), signal.SIGKILL))).start()
         op.zenflow_adam_run_worker(handle, control.data_ptr())
         os._exit(0)

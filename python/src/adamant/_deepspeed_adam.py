@@ -4,16 +4,17 @@
 from __future__ import annotations
 
 import sys
-from ctypes import byref
 from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 from ._arrays import ArrayInfo, array_info
-from ._library import InvalidArgument, Shard, Unavailable, check, library
+from ._library import InvalidArgument, Unavailable
 from .executor import Executor
+from .lists import native
 from .optimizer import Optimizer
 
-# As DeepSpeed rounds. Stochastic rounding needs the parameter's name, which DeepSpeed's interface does not pass.
-rounding: Dict[str, Any] = {"exp_avg_sq_rounding": "nearest"}
+
+# lr, beta1, beta2, eps, weight_decay, an adamant_decay, bias_correction: as the extension module's step() takes them.
+Hyper = Tuple[float, float, float, float, float, int, bool]
 
 _float16_chunk = 1 << 20
 # Small tensors keep records of several updates.
@@ -22,7 +23,7 @@ _deep_elements, _deep_records = 1 << 16, 8
 
 class Adam:
     def __init__(self, decoupled: bool):
-        self.decoupled = decoupled
+        self.decay = 1 if decoupled else 2
         self.records: Dict[int, Records] = {}  # by the address of the first moment
         self.executor: Optional[Executor] = None
 
@@ -45,31 +46,31 @@ def _array_infos(arrays: Sequence[Any]) -> List[ArrayInfo]:
     return infos
 
 
-def _step(executor: Executor, hyper: Any, step: int, arrays: Sequence[Any]) -> None:
-    infos = _array_infos(arrays)
-    shard = Shard.initialised(elements=infos[0].elements)
-    for name, info in zip(("param", "grad", "exp_avg", "exp_avg_sq"), infos):
-        setattr(shard, name, info.address or None)
-        setattr(shard, name + "_dtype", info.dtype)
-    check(library().adamant_step_shard(executor.pointer, byref(shard), byref(hyper), step, 1.0, 1.0, None))
+def _step(executor: Executor, hyper: Hyper, step: int, param: Any, grad: Any, exp_avg: Any, exp_avg_sq: Any) -> None:
+    # The zeros round to nearest, as DeepSpeed does. Stochastic rounding needs the parameter's name, which DeepSpeed's
+    # interface does not pass.
+    native().step(executor.pointer, (param,), (grad,), (exp_avg,), (exp_avg_sq,), None, step, *hyper, 0, 0, 0, 1.0)
 
 
 def _has_float16_moments(arrays: Sequence[Any]) -> bool:
-    return any(str(moment.dtype) == "torch.float16" for moment in arrays[2:])
+    return any(str(getattr(moment, "dtype", "")) == "torch.float16" for moment in arrays[2:])
 
 
-def update(executor: Executor, hyper: Any, step: int, arrays: Sequence[Any]) -> None:
+def update(executor: Executor, hyper: Hyper, step: int, arrays: Sequence[Any]) -> None:
     """One update of (params, grads, exp_avg, exp_avg_sq), in place."""
-    if not _has_float16_moments(arrays):
-        _step(executor, hyper, step, arrays)
+    try:
+        _step(executor, hyper, step, *arrays)
         return
+    except InvalidArgument:
+        if not _has_float16_moments(arrays):
+            raise
     # libadamant_c does not support float16 moments.
     elements, torch = _array_infos(arrays)[0].elements, sys.modules["torch"]
     scratch = torch.empty(2, min(elements, _float16_chunk), dtype=torch.float32)
     for begin in range(0, elements, _float16_chunk):
         parts = [array.view(-1)[begin:begin + _float16_chunk] for array in arrays]
         moments = [buffer[:parts[0].numel()].copy_(part) for buffer, part in zip(scratch, parts[2:])]
-        _step(executor, hyper, step, parts[:2] + moments)
+        _step(executor, hyper, step, *parts[:2], *moments)
         for part, values in zip(parts[2:], moments):
             part.copy_(values)
 
@@ -109,19 +110,19 @@ class Records:
         if self._copies:
             return [array.clone() for array in self._arrays]
         record = Optimizer(self._executor, on_nonfinite="apply", keep_last_step=True)
-        record.add_shard(record.add_group("all", **rounding), "params", self._arrays[0], grad, *self._arrays[1:])
+        record.add_shard(record.add_group("all", exp_avg_sq_rounding="nearest"), "params", self._arrays[0], grad, *self._arrays[1:])
         return record
 
-    def update(self, hyper: Any, step: int, arrays: Sequence[Any]) -> None:
+    def update(self, hyper: Hyper, step: int, arrays: Sequence[Any]) -> None:
         record = self._new_record(arrays[1])
         if self._copies:
             for copy, array in zip(record, self._arrays):
                 copy.copy_(array)
             update(self._executor, hyper, step, arrays)
         else:
-            record.set_hyperparameters(0, lr=hyper.lr, betas=(hyper.beta1, hyper.beta2), eps=hyper.eps,
-                                       weight_decay=hyper.weight_decay, decoupled=hyper.decay == 1,
-                                       bias_correction=bool(hyper.bias_correction))
+            lr, beta1, beta2, eps, weight_decay, decay, bias_correction = hyper
+            record.set_hyperparameters(0, lr=lr, betas=(beta1, beta2), eps=eps, weight_decay=weight_decay,
+                                       decoupled=decay == 1, bias_correction=bias_correction)
             record.steps = step - 1
             record.step([arrays[1]])
         self._done.append((step, record))

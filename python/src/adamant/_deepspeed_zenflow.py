@@ -10,10 +10,9 @@ import time
 from ctypes import byref, c_double, c_int32, c_int64, c_long
 from typing import Any, Dict, List, Optional, Sequence, Tuple
 
-from ._deepspeed_adam import known, rounding, update
+from ._deepspeed_adam import known, update
 from ._library import InvalidArgument, Unavailable, counted
 from .executor import Cores, shared_executor
-from .optimizer import hyperparameters
 
 __all__ = ["zenflow_adam_create", "zenflow_adam_ctrl_exit", "zenflow_adam_ctrl_init", "zenflow_adam_ctrl_size",
            "zenflow_adam_destroy", "zenflow_adam_register_group", "zenflow_adam_run_worker", "zenflow_adam_submit",
@@ -57,10 +56,10 @@ class _Worker:
         self.groups: List[Tuple[Any, Any, Any, Any, Any]] = []
 
     def step(self, control: _Control) -> None:
-        decoupled = known(self.optimizer_id).decoupled
+        decay = known(self.optimizer_id).decay
         for (param, grads, exp_avgs, exp_avg_sqs, stale), values in zip(self.groups, control.hyper):
             lr, beta1, beta2, eps, weight_decay, bias_correction = values
-            hyper = hyperparameters(lr, (beta1, beta2), eps, weight_decay, decoupled, bool(bias_correction), **rounding)
+            hyper = lr, beta1, beta2, eps, weight_decay, decay, bool(bias_correction)
             i = control.state
             update(self.executor, hyper, control.step, (param, grads[i], exp_avgs[i], exp_avg_sqs[i]))
             if stale is not None:

@@ -32,12 +32,11 @@ import sys
 from types import ModuleType
 from typing import Any, Dict, Optional, Union
 
-from ._deepspeed_adam import Adam, Records, adams, known, rounding, update
+from ._deepspeed_adam import Adam, Records, adams, known, update
 from ._deepspeed_cores import cores_of_rank, share_in_engine, split_of
 from ._library import Unavailable, library
 from ._deepspeed_zenflow import *  # noqa: F401,F403
 from .executor import CoreSplit, Executor, default_threads, shared_executor
-from .optimizer import hyperparameters
 
 _configured: Optional[str] = None
 
@@ -51,9 +50,10 @@ def _executor_of(adam: Adam) -> Executor:
 
 def _is_never_rolled_back(caller: Any) -> bool:
     # rollback_subgroup() rolls back only updates of step_subgroup(). Assume that all unknown callers may roll back.
-    return os.environ.get("ADAMANT_DEEPSPEED_ROLLBACK") == "0" or (
-        caller.f_code.co_name in ("step", "_sequential_step")
-        and caller.f_globals.get("__name__", "").startswith("deepspeed.ops.adam."))
+    # The environment is asked last: that takes as long as everything else here.
+    return (caller.f_code.co_name in ("step", "_sequential_step")
+            and caller.f_globals.get("__name__", "").startswith("deepspeed.ops.adam.")
+            ) or os.environ.get("ADAMANT_DEEPSPEED_ROLLBACK") == "0"
 
 
 def create_adam(optimizer_id: int, alpha: float = 1e-3, betta1: float = 0.9, betta2: float = 0.999, eps: float = 1e-8,
@@ -103,14 +103,15 @@ def adam_update(optimizer_id: int, step: int, lr: float, beta1: float, beta2: fl
     InvalidArgument
         The optimizer does not exist, or a tensor cannot be used in place.
     """
-    adam = known(optimizer_id)
-    executor = _executor_of(adam)
-    hyper = hyperparameters(lr, (beta1, beta2), epsilon, weight_decay, adam.decoupled, bool(bias_correction),
-                            **rounding)
-    arrays = (params.detach(), grads.detach().contiguous(), exp_avg.detach(), exp_avg_sq.detach())
+    adam = adams.get(optimizer_id) or known(optimizer_id)
+    executor = adam.executor or _executor_of(adam)
+    hyper = lr, beta1, beta2, epsilon, weight_decay, adam.decay, bool(bias_correction)
+    if not grads.is_contiguous():
+        grads = grads.contiguous()
     if _is_never_rolled_back(sys._getframe(1)):
-        update(executor, hyper, step, arrays)
+        update(executor, hyper, step, (params, grads, exp_avg, exp_avg_sq))
         return 0
+    arrays = (params.detach(), grads.detach(), exp_avg.detach(), exp_avg_sq.detach())
     records = adam.records.get(exp_avg.data_ptr())
     if records is None or not records.matches(arrays):
         records = adam.records[exp_avg.data_ptr()] = Records(executor, arrays)
