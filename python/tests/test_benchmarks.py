@@ -18,7 +18,7 @@ def test_engines_benchmark_runs(tmp_path):
         pytest.skip("needs two cores")
     out = tmp_path / "rows.json"
     subprocess.run([sys.executable, str(SCRIPT), "--quick", "--rounds", "1", "--rest-ms", "0", "--parts",
-                    "torch,overhead,overlap", "--library", str(library_path()), "--json", str(out)],
+                    "torch,overhead,lists,overlap", "--library", str(library_path()), "--json", str(out)],
                    check=True, timeout=600)
     names = [row["name"] for row in json.loads(out.read_text())["rows"]]
-    assert len(names) == 10 and names[6] == "step() over 1 of one element"
+    assert len(names) == 13 and names[6] == "step() over 1 of one element"
