@@ -27,6 +27,8 @@ using namespace adamant;
 
 TEST_CASE("a checksum sees one and two bits that change, wherever they are, and the length")
 {
+    // The one that this processor takes, and the one that every processor has.
+    auto const checksum = GENERATE(&detail::checksum, &detail::scalar_checksum);
     std::mt19937_64 random(5);
     std::vector<std::byte> bytes(1030);
     for (std::byte& each : bytes)
@@ -36,7 +38,7 @@ TEST_CASE("a checksum sees one and two bits that change, wherever they are, and 
     // As signs of neighbours, of one chain or of two, lie.
     constexpr std::size_t distances[] = {1, 16, 32, 48, 64, 480, 512, 544, 1024, 4096};
     auto const flip = [&](std::size_t bit) { bytes[bit / 8] ^= std::byte(1 << bit % 8); };
-    auto const add = [&] { sums.push_back(detail::checksum(bytes.data(), bytes.size())); };
+    auto const add = [&] { sums.push_back(checksum(bytes.data(), bytes.size())); };
     add();
     for (std::size_t i = 0; i < bits; ++i) {
         flip(i);
@@ -51,9 +53,26 @@ TEST_CASE("a checksum sees one and two bits that change, wherever they are, and 
     }
     std::vector<std::byte> const zeros(2000);
     for (std::size_t n = 0; n <= zeros.size(); ++n)
-        sums.push_back(detail::checksum(zeros.data(), n));
+        sums.push_back(checksum(zeros.data(), n));
     std::sort(sums.begin(), sums.end());
     CHECK(std::adjacent_find(sums.begin(), sums.end()) == sums.end());
+
+    // Words in another order.
+    std::vector<std::uint64_t> words(128);
+    for (std::uint64_t& word : words)
+        word = random();
+    auto const sum = [&] {
+        return checksum(reinterpret_cast<std::byte const*>(words.data()), words.size() * sizeof words[0]);
+    };
+    std::uint64_t const before = sum();
+    std::size_t same = 0;
+    for (std::size_t i = 0; i < words.size(); ++i)
+        for (std::size_t j = 0; j < i; ++j) {
+            std::swap(words[i], words[j]);
+            same += sum() == before;
+            std::swap(words[i], words[j]);
+        }
+    CHECK(same == 0);
 }
 
 TEST_CASE("keys are sorted as std::stable_sort sorts them")
