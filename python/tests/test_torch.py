@@ -1142,6 +1142,27 @@ def test_python_m_adamant_finds_the_headers(option, tmp_path):
         subprocess.run(command, cwd=tmp_path, check=True, capture_output=True)
 
 
+@pytest.mark.parametrize("how", ["written", "loaded"])
+def test_moments_without_a_step_are_refused_by_name(how):
+    p = torch.nn.Parameter(torch.ones(5))
+    p.grad = torch.ones(5)
+    optimizer = AdamW([("weight", p)])
+    optimizer.step()
+    state = optimizer.state_dict()
+    before = [tensor.clone() for tensor in (p, optimizer.state[p]["exp_avg"], optimizer.state[p]["exp_avg_sq"])]
+    with pytest.raises(adamant.InvalidArgument, match="weight.*: it has moments, but no step"):
+        if how == "written":
+            del optimizer.state[p]["step"]
+            optimizer.step()
+        else:
+            damaged = copy.deepcopy(state)
+            del damaged["state"][0]["step"]
+            optimizer.load_state_dict(damaged)
+    after = [p, optimizer.state[p]["exp_avg"], optimizer.state[p]["exp_avg_sq"]]
+    assert all(map(torch.equal, before, after))
+    assert how == "written" or optimizer.state[p]["step"] == 1
+
+
 def test_documentation_site_shows_a_docstring_for_every_name():
     # The site reads sources, so a docstring that is computed is not shown.
     import ast
