@@ -436,7 +436,7 @@ TEST_CASE("what finish() finds unstepped is measured and waits, unless all is to
         executor const cpu;
         block_table table;
         table.build_layout(blocks, false);
-        table.records().allocate(cpu, 1 << 20, r[0].shard.record_bytes_at_most(norm_block_elems));
+        table.records().allocate(cpu, 1 << 20, 1 << 20, r[0].shard.record_bytes_at_most(norm_block_elems));
         cpu_backend host(cpu, r, plan, table);
         host.build_layout(ranges_of_all(r));
         host.begin(0);

@@ -387,8 +387,9 @@ private:
             build_layout();
         }
         if (needs_journal(with_journal) && !has_journal_) {
-            session_.blocks().records().allocate(cpu_, budget_for(dispatcher().host().ranges()),
-                                                 longest_record(registry_));
+            std::vector<block_range> const& ranges = dispatcher().host().ranges();
+            session_.blocks().records().allocate(
+                cpu_, budget_for(ranges), usual_journal(registry_, ranges, cpu_.threads()), longest_record(registry_));
             has_journal_ = true;
         }
     }

@@ -15,9 +15,10 @@ namespace detail {
 
 class journal {
 public:
-    // Frees the old memory, and allocates budget_bytes for records of at most `longest` bytes, which the executor's
-    // threads write. Throws as buffer does.
-    void allocate(executor const& cpu, std::size_t budget_bytes, std::size_t longest)
+    // Frees the old memory, and allocates budget_bytes for records of at most `longest` bytes. The executor's threads
+    // touch the first usual_bytes now: records of ordinary data need no more, and are written there first. Throws as
+    // buffer does.
+    void allocate(executor const& cpu, std::size_t budget_bytes, std::size_t usual_bytes, std::size_t longest)
     {
         memory_ = {};
         pages_ = 0;
@@ -31,8 +32,10 @@ public:
             std::clamp(budget_bytes / (4 * writers_.size()), longest, std::max(longest, std::size_t{1} << 20));
         page_bytes_ = (page + line - 1) / line * line;
         if (std::size_t const pages = budget_bytes / page_bytes_; pages != 0) {
-            memory_ = make_buffer<std::byte>(cpu, pages * page_bytes_);
+            memory_ = buffer<std::byte>(pages * page_bytes_);
             pages_ = pages;
+            cpu.for_each_owned_slice(std::min(usual_bytes, memory_.size()),
+                                     [&](slice part) { memory_.touch(part.begin, part.end); });
         }
     }
 

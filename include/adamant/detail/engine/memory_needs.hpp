@@ -52,6 +52,19 @@ namespace detail {
     }
     return journal_bytes_for(bytes, shard_registry, threads);
 }
+// Journal bytes that suffice for steps over ordinary data.
+[[nodiscard]] inline std::size_t usual_journal(registry const& shard_registry,
+                                               std::vector<block_range> const& cpu_ranges, unsigned threads) noexcept
+{
+    std::size_t bytes = 0;
+    for (block_range const& range : cpu_ranges) {
+        offload_shard const& s = shard_registry[range.shard].shard;
+        std::size_t const n = range.elements(s.size());
+        bytes += s.records_are_copies() ? s.state_bytes(n) : 3 * n;
+    }
+    return std::min(longest_journal(shard_registry, cpu_ranges, threads),
+                    journal_bytes_for(bytes, shard_registry, threads));
+}
 // Journal bytes to allocate: at most the budget in the options, and at most longest_journal().
 [[nodiscard]] inline std::size_t journal_budget(optimizer_options const& options, registry const& shard_registry,
                                                 std::vector<block_range> const& cpu_ranges, unsigned threads) noexcept
@@ -59,15 +72,7 @@ namespace detail {
     std::size_t const longest = longest_journal(shard_registry, cpu_ranges, threads);
     if (options.journal_budget_bytes)
         return std::min(*options.journal_budget_bytes, longest);
-    if (options.keep_last_step)
-        return longest;
-    std::size_t bytes = 0;
-    for (block_range const& range : cpu_ranges) {
-        offload_shard const& s = shard_registry[range.shard].shard;
-        std::size_t const n = range.elements(s.size());
-        bytes += s.records_are_copies() ? s.state_bytes(n) : 3 * n;
-    }
-    return std::min(longest, journal_bytes_for(bytes, shard_registry, threads));
+    return options.keep_last_step ? longest : usual_journal(shard_registry, cpu_ranges, threads);
 }
 
 } // namespace detail

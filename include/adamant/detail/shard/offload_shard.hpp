@@ -12,6 +12,7 @@
 #include <adamant/dtype.hpp>
 #include <adamant/shard.hpp>
 #include <adamant/detail/core/checksum.hpp>
+#include <adamant/detail/core/stream_copy.hpp>
 #include <adamant/detail/shard/block_pass.hpp>
 
 ADAMANT_BEGIN_NAMESPACE
@@ -148,13 +149,20 @@ public:
                 return kernels_->recorded(arrays, n, c, access, record);
             });
         }
-        for (shard_array::index const which : state_arrays) {
-            if (!is_state(which))
-                continue;
-            std::memcpy(record, data(which) + bytes(which, block * norm_block_elems), bytes(which, n));
-            record += bytes(which, n);
+        kernel::step_pointers const arrays = arrays_at(block, g.elements);
+        for (std::size_t begin = 0; begin < n; begin += copied_elems) {
+            std::size_t const end = std::min(n, begin + copied_elems);
+            for_each_copied(block, begin, end, [&](std::byte const* old, std::size_t size) {
+                if (access.stream) // a large model: the record leaves the caches before it is read
+                    stream_copy(record, old, size);
+                else
+                    std::memcpy(record, old, size);
+                record += size;
+            });
+            (g.in_scratch ? kernels_->step_scratch : kernels_->step)(arrays, begin, end, c, access);
         }
-        step(block, g, c, access);
+        if (access.stream)
+            stream_fence();
         return record;
     }
     void rollback(std::size_t block, ready_gradient g, coefficients const& c, kernel::memory_access access,
@@ -168,12 +176,11 @@ public:
             });
             return;
         }
-        for (shard_array::index const which : state_arrays) {
-            if (!is_state(which))
-                continue;
-            std::memcpy(data(which) + bytes(which, block * norm_block_elems), record, bytes(which, n));
-            record += bytes(which, n);
-        }
+        for (std::size_t begin = 0; begin < n; begin += copied_elems)
+            for_each_copied(block, begin, std::min(n, begin + copied_elems), [&](std::byte* place, std::size_t size) {
+                std::memcpy(place, record, size);
+                record += size;
+            });
     }
     // Rounds param to weight_out for elements [begin, end).
     void round_weights(std::size_t begin, std::size_t end) const noexcept
@@ -218,6 +225,18 @@ public:
     }
 
 private:
+    // A record that is a copy has the arrays of this number of elements, one after another, then those of the next. The
+    // step of these elements prefetches what is copied next.
+    static constexpr std::size_t copied_elems = 512;
+
+    // Calls work(address, bytes) for the state of elements [begin, end) of a block.
+    template <class Work>
+    void for_each_copied(std::size_t block, std::size_t begin, std::size_t end, Work const& work) const
+    {
+        for (shard_array::index const which : state_arrays)
+            if (is_state(which))
+                work(data(which) + bytes(which, block * norm_block_elems + begin), bytes(which, end - begin));
+    }
     // The gradients from element `begin` on as floats, in the shard's array or in scratch.
     [[nodiscard]] std::byte const* float_gradient(std::size_t begin, std::size_t n,
                                                   scratch_block& scratch) const noexcept

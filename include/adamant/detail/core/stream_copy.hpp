@@ -1,0 +1,41 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copies memory past the caches, where the copy is not read soon.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
+#include <adamant/detail/core/abi.hpp>
+
+ADAMANT_BEGIN_NAMESPACE
+namespace detail {
+
+// Like memcpy, without reading the lines of `to` into a cache first if it is a multiple of 16 bytes. Call
+// stream_fence() after the last copy, before another thread may read it.
+inline void stream_copy(std::byte* to, std::byte const* from, std::size_t bytes) noexcept
+{
+#if defined(__x86_64__)
+    using vector = long long __attribute__((vector_size(16)));
+    bool const aligned = reinterpret_cast<std::uintptr_t>(to) % sizeof(vector) == 0;
+    for (; aligned && bytes >= sizeof(vector); to += sizeof(vector), from += sizeof(vector), bytes -= sizeof(vector)) {
+        vector value;
+        std::memcpy(&value, from, sizeof value);
+#if defined(__clang__)
+        __builtin_nontemporal_store(value, reinterpret_cast<vector*>(to));
+#else
+        __builtin_ia32_movntdq(reinterpret_cast<vector*>(to), value);
+#endif
+    }
+#endif
+    std::memcpy(to, from, bytes);
+}
+inline void stream_fence() noexcept
+{
+#if defined(__x86_64__)
+    __builtin_ia32_sfence();
+#endif
+}
+
+} // namespace detail
+ADAMANT_END_NAMESPACE
