@@ -83,7 +83,7 @@ def main():
     add("--parts", type=lambda text: text.split(","), default=list(PARTS), help="some of " + ",".join(PARTS))
     add("--rounds", type=int, default=21, help="of large sizes; others take more (%(default)s)")
     add("--rest-ms", type=float, default=25, help="before each turn (%(default)s)")
-    add("--prime-rl", help="root of a checkout of prime-rl, whose kernel is compiled and measured beside adamant.step()")
+    add("--prime-rl", help="root of a checkout of prime-rl: its kernel is compiled and measured beside adamant.step()")
     add("--quick", action="store_true", help="small sizes, a few rounds")
     add("--json", help="write everything to this file")
     add("--child-out", help=argparse.SUPPRESS)

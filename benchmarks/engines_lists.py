@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What engines.py measures of adamant.step(): lists of tensors, beside torch's foreach AdamW, a loop of single steps and,
-from a checkout, prime-rl's kernel; and what Python costs a tensor and a call of DeepSpeed's op."""
+"""What engines.py measures of adamant.step(): lists of tensors, beside torch's fused AdamW, a loop of single steps and,
+from a checkout, prime-rl's kernel; and what Python costs for each tensor and each call of DeepSpeed's op."""
 import importlib.util
 import os
 import statistics
@@ -49,7 +49,7 @@ class Lists:
             adamant.step(*[[array] for array in arrays], [step], lr=LR, betas=BETAS, eps=EPS, weight_decay=DECAY,
                          weight_outs=None if out is None else [out])
 
-    def foreach(self, torch):
+    def fused(self):
         from torch.optim.adamw import adamw
         adamw(*self.arrays, [], self.steps, fused=True, amsgrad=False, beta1=BETAS[0], beta2=BETAS[1], lr=LR,
               weight_decay=DECAY, eps=EPS, maximize=False)
@@ -72,7 +72,7 @@ def list_rows(torch, kernel, asked):
         if kernel is not None:
             turns["prime-rl"] = lambda: lists.prime_rl(kernel)
         if not low:
-            turns["torch's fused AdamW"] = lambda: lists.foreach(torch)
+            turns["torch's fused AdamW"] = lists.fused
         turns = {name: (lambda: None, turn) for name, turn in turns.items()}
         seconds = paired(turns, asked.rounds, asked.rest_s)
         kind = "bf16 gradients and weights, f32 master" if low else "f32"
@@ -101,9 +101,9 @@ def python_lines(torch, asked):
     exec(code, caller)
     calls = paired({"": (lambda: None, lambda: caller["step"](op.adam_update, tensors))}, 10 * asked.rounds, 0)[""]
     op.destroy_adam(0)
-    return [f"adamant.step() over empty tensors: {statistics.median(us[1]):.1f} us a call and {a_tensor:.2f} us a tensor "
-            f"(0.3 are aimed at). DeepSpeed's op over empty tensors: {1e4 * statistics.median(calls):.1f} us a call (3 "
-            "are aimed at)."]
+    return [f"adamant.step() over empty tensors: {statistics.median(us[1]):.1f} us a call and {a_tensor:.2f} us a "
+            f"tensor (0.3 are aimed at). DeepSpeed's op over empty tensors: {1e4 * statistics.median(calls):.1f} us a "
+            "call (3 are aimed at)."]
 
 
 def lists_part(asked):

@@ -92,8 +92,8 @@ def _tensor_info(tensor: Any, name: str, role: str) -> ArrayInfo:
     if tensor.numel() and not tensor.untyped_storage().nbytes():
         raise InvalidArgument(f"{name} has no memory: its storage was resized to 0. Restore it before the step")
     if tensor.is_neg():
-        raise InvalidArgument(f"{name} is negated in place of its memory, as the imaginary part of a conjugate is. Pass "
-                              "the result of resolve_neg(), and keep it alive")
+        raise InvalidArgument(f"{name} is a negated view, as the imaginary part of a conjugate is. Pass the result of "
+                              "resolve_neg(), and keep it alive")
     dtype = str(tensor.dtype).replace("torch.", "")
     return ArrayInfo(tensor.data_ptr() if tensor.numel() else 0, dtype_code(dtype, name, role), tensor.numel(),
                      tuple(tensor.shape))

@@ -46,20 +46,17 @@ def _array_infos(arrays: Sequence[Any]) -> List[ArrayInfo]:
     return infos
 
 
-def _step(executor: Executor, hyper: Hyper, step: int, param: Any, grad: Any, exp_avg: Any, exp_avg_sq: Any) -> None:
-    # The zeros round to nearest, as DeepSpeed does. Stochastic rounding needs the parameter's name, which DeepSpeed's
-    # interface does not pass.
-    native().step(executor.pointer, (param,), (grad,), (exp_avg,), (exp_avg_sq,), None, step, *hyper, 0, 0, 0, 1.0)
-
-
 def _has_float16_moments(arrays: Sequence[Any]) -> bool:
     return any(str(getattr(moment, "dtype", "")) == "torch.float16" for moment in arrays[2:])
 
 
 def update(executor: Executor, hyper: Hyper, step: int, arrays: Sequence[Any]) -> None:
     """One update of (params, grads, exp_avg, exp_avg_sq), in place."""
+    param, grad, exp_avg, exp_avg_sq = arrays
     try:
-        _step(executor, hyper, step, *arrays)
+        # The zeros round to nearest, as DeepSpeed does. Stochastic rounding needs the parameter's name, which
+        # DeepSpeed's interface does not pass.
+        native().step(executor.pointer, (param,), (grad,), (exp_avg,), (exp_avg_sq,), None, step, *hyper, 0, 0, 0, 1.0)
         return
     except InvalidArgument:
         if not _has_float16_moments(arrays):
@@ -70,13 +67,17 @@ def update(executor: Executor, hyper: Hyper, step: int, arrays: Sequence[Any]) -
     for begin in range(0, elements, _float16_chunk):
         parts = [array.view(-1)[begin:begin + _float16_chunk] for array in arrays]
         moments = [buffer[:parts[0].numel()].copy_(part) for buffer, part in zip(scratch, parts[2:])]
-        _step(executor, hyper, step, *parts[:2], *moments)
+        update(executor, hyper, step, parts[:2] + moments)
         for part, values in zip(parts[2:], moments):
             part.copy_(values)
 
 
 def _written(arrays: Sequence[Any]) -> List[Any]:
     return [arrays[0], *arrays[2:]]
+
+
+class _Record(Optimizer):
+    hyper: Optional[Hyper] = None  # of group 0
 
 
 class Records:
@@ -109,8 +110,9 @@ class Records:
             return self._free.pop()
         if self._copies:
             return [array.clone() for array in self._arrays]
-        record = Optimizer(self._executor, on_nonfinite="apply", keep_last_step=True)
-        record.add_shard(record.add_group("all", exp_avg_sq_rounding="nearest"), "params", self._arrays[0], grad, *self._arrays[1:])
+        record = _Record(self._executor, on_nonfinite="apply", keep_last_step=True)
+        group = record.add_group("all", exp_avg_sq_rounding="nearest")
+        record.add_shard(group, "params", self._arrays[0], grad, *self._arrays[1:])
         return record
 
     def update(self, hyper: Hyper, step: int, arrays: Sequence[Any]) -> None:
@@ -120,9 +122,11 @@ class Records:
                 copy.copy_(array)
             update(self._executor, hyper, step, arrays)
         else:
-            lr, beta1, beta2, eps, weight_decay, decay, bias_correction = hyper
-            record.set_hyperparameters(0, lr=lr, betas=(beta1, beta2), eps=eps, weight_decay=weight_decay,
-                                       decoupled=decay == 1, bias_correction=bias_correction)
+            if record.hyper != hyper:
+                lr, beta1, beta2, eps, weight_decay, decay, bias_correction = hyper
+                record.set_hyperparameters(0, lr=lr, betas=(beta1, beta2), eps=eps, weight_decay=weight_decay,
+                                           decoupled=decay == 1, bias_correction=bias_correction)
+                record.hyper = hyper
             record.steps = step - 1
             record.step([arrays[1]])
         self._done.append((step, record))

@@ -86,7 +86,7 @@ def step(params: Sequence[Any], grads: Sequence[Any], exp_avgs: Sequence[Any], e
     lr, betas, eps, weight_decay, decoupled, bias_correction, exp_avg_sq_rounding, param_rounding, rounding_seed
         See hyperparameters(). Stochastic rounding takes the index in the list as number of the parameter.
     weight_outs : sequence of arrays or None, default None
-        Receive the new weights: with float32 params bfloat16, float16, or float32 for a copy; None for a tensor without.
+        Receive the new weights: with float32 params bfloat16, float16, or float32 for a copy. An item may be None.
     grad_scale : float, default 1.0
         Factor of the gradients, such as a clip coefficient, or 1 / loss scale.
     executor : Executor or None, default None

@@ -53,11 +53,11 @@ namespace detail {
 }
 
 #if defined(__x86_64__)
-// The products of the lower and upper halves of four words. GCC 12 does not find the instruction.
+// The products of the lower and upper 32 bits of four words. GCC 12 does not find the instruction.
 #if defined(__clang__)
-#define ADAMANT_PRODUCT_OF_HALVES(words) (((words)&0xffffffffu) * ((words) >> 32))
+#define ADAMANT_PRODUCT_OF_32_BITS(words) (((words)&0xffffffffu) * ((words) >> 32))
 #else
-#define ADAMANT_PRODUCT_OF_HALVES(words)                                                                               \
+#define ADAMANT_PRODUCT_OF_32_BITS(words)                                                                              \
     reinterpret_cast<vector>(                                                                                          \
         __builtin_ia32_pmuludq256(reinterpret_cast<halves>(words), reinterpret_cast<halves>((words) >> 32)))
 #endif
@@ -79,8 +79,8 @@ namespace detail {
         vector first, second;
         std::memcpy(&first, address, sizeof first);
         std::memcpy(&second, address + sizeof first, sizeof second);
-        first_sum += second + ADAMANT_PRODUCT_OF_HALVES(first ^ first_key);
-        second_sum += first + ADAMANT_PRODUCT_OF_HALVES(second ^ second_key);
+        first_sum += second + ADAMANT_PRODUCT_OF_32_BITS(first ^ first_key);
+        second_sum += first + ADAMANT_PRODUCT_OF_32_BITS(second ^ second_key);
         first_key += first_step;
         second_key += second_step;
     }
@@ -89,7 +89,7 @@ namespace detail {
         sum = mix_checksum(mix_checksum(sum, first_sum[k]), second_sum[k]);
     return sum;
 }
-#undef ADAMANT_PRODUCT_OF_HALVES
+#undef ADAMANT_PRODUCT_OF_32_BITS
 #endif
 
 // Different bytes, another order or another length give a different checksum, except for chance collisions. Do not
