@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <cstddef>
+#include <fstream>
 #include <limits>
 #include <memory>
 #include <set>
@@ -11,6 +13,8 @@
 #include <string>
 #include <thread>
 #include <vector>
+
+#include <unistd.h>
 
 #include <adamant/detail/engine/block_table.hpp>
 #include <adamant/detail/engine/cpu_backend.hpp>
@@ -459,6 +463,26 @@ TEST_CASE("what finish() finds unstepped is measured and waits, unless all is to
         table.forget_records();
         host.run(0, 0, blocks);
         CHECK(table.unrecorded_blocks(r, plan) == 0);
+    }
+}
+
+TEST_CASE("a journal takes memory for records of ordinary data, and addresses for all others", "[once]")
+{
+    auto const resident_bytes = [] {
+        std::size_t pages = 0;
+        std::ifstream file("/proc/self/statm");
+        file >> pages >> pages;
+        return pages * static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
+    };
+    constexpr std::size_t budget = std::size_t{256} << 20;
+    executor const cpu({.threads = 1});
+    for (std::size_t const usual : {budget / 64, budget}) {
+        detail::journal records;
+        std::size_t const before = resident_bytes();
+        records.allocate(cpu, budget, usual, 1 << 16);
+        std::size_t const taken = resident_bytes() - before;
+        CHECK((taken < budget / 2) == (usual < budget / 2));
+        CHECK(records.room(0, 1 << 16) != nullptr);
     }
 }
 
