@@ -193,6 +193,14 @@ def test_another_library_is_refused_by_name():
     assert "Unavailable: cannot use libc.so.6: it is another library than libadamant_c" in done.stderr
 
 
+def test_an_older_library_is_refused_by_the_missing_function(monkeypatch):
+    from adamant import _library
+    monkeypatch.setattr(_library, "_loaded", None)
+    monkeypatch.setitem(_library._functions, "adamant_later_function", [])
+    with pytest.raises(adamant.Unavailable, match=r"older libadamant_c, without adamant_later_function\(\)"):
+        adamant.library()
+
+
 def test_rollback_of_moved_params():
     arrays = tensors(size=100003)
     before = all_bits(arrays)

@@ -347,10 +347,15 @@ def library() -> Any:
         if loaded.adamant_c_version() != C_VERSION:
             raise Unavailable(f"cannot use {path}: it has version {loaded.adamant_c_version()} of the C interface, but "
                               f"this package needs version {C_VERSION}. Install both from the same sources")
+        inits = [struct.name_in_c + "_init" for struct in Struct.__subclasses__()]
+        missing = [name for name in [*inits, *_functions, *_frees] if not hasattr(loaded, name)]
+        if missing:
+            raise Unavailable(f"cannot use {path}: it is an older libadamant_c, without {missing[0]}(). Install the "
+                              "package and the library from the same sources")
         loaded.adamant_last_error.restype = c_char_p
         loaded.adamant_version.restype = c_char_p
-        for struct in Struct.__subclasses__():
-            getattr(loaded, struct.name_in_c + "_init").argtypes = [c_void_p, c_size_t]
+        for name in inits:
+            getattr(loaded, name).argtypes = [c_void_p, c_size_t]
         for name, arguments in _functions.items():
             getattr(loaded, name).argtypes = arguments
             getattr(loaded, name).restype = c_int32
