@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// Definitions of <adamant/optimizer.hpp>: every function forwards to optimizer_core.
+// Definitions of <adamant/optimizer.hpp>: each function checks its preconditions and calls the parts.
 #pragma once
 
 #include <algorithm>
 
 #include <adamant/optimizer.hpp>
-#include <adamant/optimizer_options.hpp>
+#include <adamant/detail/engine/accumulation.hpp>
 #include <adamant/detail/engine/core.hpp>
+#include <adamant/detail/engine/placing.hpp>
+#include <adamant/detail/engine/state_views.hpp>
 
 ADAMANT_BEGIN_NAMESPACE
 
@@ -14,204 +16,341 @@ namespace detail {
 
 ADAMANT_DECL void delete_optimizer_core::operator()(optimizer_core* core) const noexcept
 {
-    if (!core->is_left_behind())
+    if (!core->session.is_left_behind())
         delete core;
 }
 
 } // namespace detail
 
 ADAMANT_DECL optimizer::optimizer(executor const& cpu, optimizer_options options)
-    : core_(new detail::optimizer_core(cpu, std::move(options)))
 {
+    validate(options);
+    core_.reset(new detail::optimizer_core(cpu, std::move(options)));
 }
 ADAMANT_DECL optimizer::optimizer(optimizer&& other) noexcept = default;
 ADAMANT_DECL optimizer& optimizer::operator=(optimizer&& other) noexcept = default;
 ADAMANT_DECL optimizer::~optimizer() = default;
 
+// ---- Set-up
+
 ADAMANT_DECL group_id optimizer::add_group(parameter_group group)
 {
-    return core_->add_group(std::move(group));
+    return core_->change_layout("add_group()", [&] { return core_->shards.add_group(std::move(group)); });
 }
 ADAMANT_DECL group_id optimizer::add_group(std::string name, hyperparameters const& hyper, bool maximize)
 {
-    return core_->add_group({std::move(name), hyper, maximize});
+    return add_group({std::move(name), hyper, maximize});
+}
+ADAMANT_DECL void optimizer::remove_group(group_id group)
+{
+    core_->change_layout("remove_group()", [&] {
+        core_->rules.no_device("remove_group()");
+        core_->shards.remove_group(group.index);
+        return group.index;
+    });
 }
 ADAMANT_DECL std::vector<parameter_group> const& optimizer::groups() const noexcept
 {
-    return core_->registered().groups();
+    return core_->shards.groups();
 }
 ADAMANT_DECL parameter_group const& optimizer::group(group_id group) const
 {
-    core_->registered().require_group(group.index);
+    core_->shards.require_group(group.index);
     return groups()[group.index];
 }
 ADAMANT_DECL std::optional<group_id> optimizer::find_group(std::string_view name) const
 {
-    std::optional<std::size_t> const index = core_->registered().find_group(name);
+    std::optional<std::size_t> const index = core_->shards.find_group(name);
     return index ? std::optional<group_id>(*index) : std::nullopt;
-}
-ADAMANT_DECL void optimizer::remove_group(group_id group)
-{
-    core_->remove_group(group.index);
 }
 ADAMANT_DECL void optimizer::set_hyperparameters(group_id group, hyperparameters const& hyper)
 {
-    core_->set_hyperparameters(group.index, hyper);
+    no_traps_scope const no_traps;
+    core_->rules.between_steps("set_hyperparameters()");
+    core_->shards.set_hyperparameters(group.index, hyper);
 }
 ADAMANT_DECL shard_id optimizer::add_shard(shard_to_add added)
 {
-    return core_->add_shard(added.group.index, added.name, added.shard, added.accumulator, std::move(added.place));
-}
-ADAMANT_DECL std::size_t optimizer::shards() const noexcept
-{
-    return core_->registered().size();
-}
-ADAMANT_DECL std::string const& optimizer::name(shard_id shard) const
-{
-    return core_->registered().name(shard.index);
-}
-ADAMANT_DECL std::optional<shard_id> optimizer::find_shard(std::string_view name, std::size_t begin) const
-{
-    std::optional<std::size_t> const index = core_->registered().places().find(name, begin);
-    return index ? std::optional<shard_id>(*index) : std::nullopt;
+    return core_->change_layout("add_shard()", [&] {
+        return core_->shards.add_shard(added.group.index, added.name, added.shard, added.accumulator,
+                                       std::move(added.place), cpu().tier());
+    });
 }
 ADAMANT_DECL void optimizer::remove_shard(shard_id shard)
 {
-    core_->remove_shard(shard.index);
+    core_->change_layout("remove_shard()", [&] {
+        core_->rules.no_device("remove_shard()");
+        core_->shards.remove_shard(shard.index);
+        return shard.index;
+    });
+}
+ADAMANT_DECL std::size_t optimizer::shards() const noexcept
+{
+    return core_->shards.size();
+}
+ADAMANT_DECL std::string const& optimizer::name(shard_id shard) const
+{
+    return core_->shards.name(shard.index);
+}
+ADAMANT_DECL std::optional<shard_id> optimizer::find_shard(std::string_view name, std::size_t begin) const
+{
+    std::optional<std::size_t> const index = core_->shards.places().find(name, begin);
+    return index ? std::optional<shard_id>(*index) : std::nullopt;
 }
 ADAMANT_DECL void optimizer::set_gradient(shard_id shard, void const* grad)
 {
-    core_->set_gradient(shard.index, grad);
+    bool const in_step = !core_->machine().is_between_steps();
+    if (in_step)
+        core_->queue().check_process();
+    std::lock_guard const lock(core_->submit_mutex);
+    core_->shards.require_shard(shard.index);
+    if (in_step)
+        core_->rules.shard_awaited("set_gradient()", shard.index);
+    core_->shards.set_gradient(shard.index, grad, core_->is_laid_out);
 }
 ADAMANT_DECL std::size_t optimizer::memory_bytes(bool with_journal) const
 {
-    return core_->memory_bytes(with_journal);
+    std::vector<detail::block_range> const ranges = core_->dispatcher().cpu_ranges();
+    return detail::layout_bytes(core_->shards, ranges.size(), core_->options) +
+           (core_->needs_journal(with_journal) ? core_->budget_for(ranges) : 0);
 }
 ADAMANT_DECL void optimizer::prepare(bool with_journal)
 {
-    core_->prepare(with_journal);
+    no_traps_scope const no_traps;
+    core_->rules.between_steps("prepare()");
+    if (with_journal)
+        core_->queue().ensure_team();
+    core_->allocate(with_journal);
 }
 ADAMANT_DECL std::uint64_t optimizer::cpu_blocks_done() const noexcept
 {
-    return core_->cpu_blocks_done();
+    return core_->queue().done();
 }
 ADAMANT_DECL std::uint64_t optimizer::steps() const noexcept
 {
-    return core_->training().steps;
+    return core_->session.training().steps;
 }
 ADAMANT_DECL void optimizer::set_steps(std::uint64_t steps)
 {
-    core_->set_steps(steps);
+    core_->rules.between_steps("set_steps()");
+    core_->session.training().steps = steps;
+    core_->session.history().forget();
 }
 ADAMANT_DECL double optimizer::loss_scale() const noexcept
 {
-    return core_->training().loss_scale();
+    return core_->session.training().loss_scale();
 }
 ADAMANT_DECL std::optional<loss_scaler_state> optimizer::loss_scaler() const noexcept
 {
-    return core_->training().scaler;
+    return core_->session.training().scaler;
 }
 ADAMANT_DECL void optimizer::set_loss_scaler(loss_scaler_state const& state)
 {
-    core_->set_loss_scaler(state);
+    core_->rules.between_steps("set_loss_scaler()");
+    if (!loss_scaler())
+        detail::throw_invalid_argument({"cannot call set_loss_scaler(): this optimizer has no dynamic loss scale. Set "
+                                        "loss_scaling in the options."});
+    if (!detail::is_loss_scale(state.scale))
+        detail::throw_invalid_argument(
+            {"cannot set the loss scale to ", state.scale, ": it must be ", detail::loss_scale_rule});
+    core_->session.training().scaler = state;
+    core_->session.history().forget();
 }
 ADAMANT_DECL executor const& optimizer::cpu() const noexcept
 {
-    return core_->cpu();
+    return core_->cpu;
 }
+
+// ---- A device
+
 ADAMANT_DECL void optimizer::place(std::shared_ptr<device> target, placement const& requested)
 {
-    core_->place(std::move(target), requested);
+    no_traps_scope const no_traps;
+    detail::registry& shards = core_->shards;
+    core_->rules.between_steps("place()");
+    core_->queue().check_process();
+    core_->session.catch_up();
+    core_->rules.known_state();
+    detail::check_placement(target.get(), requested, shards, core_->partition(), core_->options);
+    shards.check_overlaps();
+    if (requested.device_elems == 0 && !shards.has_device_arrays())
+        target.reset(); // it would have no work
+    core_->is_laid_out = false;
+    core_->session.history().forget();
+    detail::move_shards(std::move(target), requested.pieces, shards, core_->session, core_->options);
+    core_->build_layout();
+    // The weights of shards that moved back were on the device only. From now on the CPU uploads them.
+    detail::cpu_backend const& host = core_->dispatcher().host();
+    for (detail::block_range const& r : host.ranges())
+        if (shards.has_device_arrays(r.shard))
+            host.for_each_slice_of(
+                r, [&](std::size_t begin, std::size_t end) { shards[r.shard].shard.round_weights(begin, end); });
+    if (core_->partition() == nullptr)
+        shards.forget_device_arrays();
+    core_->allocate(true);
 }
 ADAMANT_DECL std::vector<std::size_t> optimizer::shard_sizes() const
 {
-    return core_->registered().sizes();
+    return core_->shards.sizes();
 }
 ADAMANT_DECL std::size_t optimizer::device_bytes(device const& target, placement const& requested) const
 {
-    return core_->device_bytes(target, requested);
+    validate(requested, shard_sizes());
+    return detail::device_pieces::bytes_for(core_->shards, target, requested.pieces, core_->options.device_records);
 }
 ADAMANT_DECL void optimizer::set_device_arrays(shard_id shard, device_arrays const& arrays)
 {
-    core_->set_device_arrays(shard.index, arrays);
+    core_->rules.between_steps("set_device_arrays()");
+    core_->shards.require_shard(shard.index);
+    core_->rules.no_device("set_device_arrays()");
+    core_->shards.set_device_arrays(shard.index, arrays);
 }
+
+// ---- Steps
+
 ADAMANT_DECL optimizer_report optimizer::step(step_values const& values)
 {
-    return core_->step(values);
+    no_traps_scope const no_traps;
+    core_->open(values, "step()", detail::step_kind::whole);
+    try {
+        core_->session.submit_all();
+        return core_->session.finish();
+    } catch (...) {
+        core_->session.give_up_and_rethrow();
+    }
 }
 ADAMANT_DECL optimizer_report optimizer::step_gradients(std::span<void const* const> gradients,
                                                         step_values const& values)
 {
-    if (gradients.size() != shards())
-        detail::throw_invalid_argument({"cannot step with ", detail::counted(gradients.size(), "gradient"),
-                                        ": the optimizer has ", detail::counted(shards(), "shard")});
-    return core_->step_gradients(gradients, values);
-}
-ADAMANT_DECL void optimizer::begin_step(step_values const& values)
-{
-    core_->begin_step(values);
-}
-ADAMANT_DECL void optimizer::submit(shard_id shard)
-{
-    core_->submit(shard.index);
-}
-ADAMANT_DECL void optimizer::submit(shard_id shard, void const* grad)
-{
-    core_->submit(shard.index, grad);
-}
-ADAMANT_DECL void optimizer::skip(shard_id shard)
-{
-    core_->skip(shard.index);
-}
-ADAMANT_DECL optimizer_report optimizer::finish()
-{
-    return core_->finish();
-}
-ADAMANT_DECL void optimizer::abandon()
-{
-    core_->abandon();
-}
-ADAMANT_DECL void optimizer::rollback()
-{
-    core_->rollback();
-}
-ADAMANT_DECL void optimizer::accumulate(shard_id shard)
-{
-    core_->accumulate(shard.index);
-}
-ADAMANT_DECL void optimizer::clear_accumulators()
-{
-    core_->clear_accumulators();
+    detail::check_gradient_count(gradients.size(), shards(), "shard");
+    bool all = true;
+    for (std::size_t i = 0; i < gradients.size(); ++i) {
+        all = all && gradients[i] != nullptr;
+        if (gradients[i] != nullptr)
+            set_gradient(i, gradients[i]);
+    }
+    if (all)
+        return step(values);
+    begin_step(values);
+    try {
+        for (std::size_t i = 0; i < gradients.size(); ++i)
+            gradients[i] != nullptr ? submit(i) : skip(i);
+        return finish();
+    } catch (...) {
+        no_traps_scope const no_traps;
+        core_->session.give_up_and_rethrow();
+    }
 }
 ADAMANT_DECL optimizer::ticket optimizer::step_async(step_values const& values)
 {
-    core_->step_async(values);
+    no_traps_scope const no_traps;
+    core_->open(values, "step_async()", detail::step_kind::async);
+    try {
+        core_->session.submit_all();
+    } catch (...) {
+        core_->session.give_up_and_rethrow();
+    }
     return ticket(*core_);
 }
-ADAMANT_DECL state_dict optimizer::state()
+ADAMANT_DECL void optimizer::begin_step(step_values const& values)
 {
-    return core_->state();
+    no_traps_scope const no_traps;
+    core_->open(values, "begin_step()", detail::step_kind::as_they_arrive);
 }
-ADAMANT_DECL void optimizer::update_host_arrays()
+ADAMANT_DECL void optimizer::submit(shard_id shard)
 {
-    core_->update_host_arrays();
+    no_traps_scope const no_traps;
+    core_->queue().check_process(); // first: after a fork, the lock's holder may be in another process
+    std::lock_guard const lock(core_->submit_mutex);
+    core_->rules.shard_awaited("submit()", shard.index);
+    core_->session.submit(shard.index);
 }
-ADAMANT_DECL void optimizer::load(state_dict const& state)
+ADAMANT_DECL void optimizer::submit(shard_id shard, void const* grad)
 {
-    core_->load(state);
+    no_traps_scope const no_traps;
+    core_->queue().check_process();
+    std::lock_guard const lock(core_->submit_mutex);
+    core_->rules.shard_awaited("submit()", shard.index);
+    core_->shards.set_gradient(shard.index, grad, true);
+    core_->session.submit(shard.index);
+}
+ADAMANT_DECL void optimizer::skip(shard_id shard)
+{
+    core_->queue().check_process();
+    std::lock_guard const lock(core_->submit_mutex);
+    core_->rules.shard_awaited("skip()", shard.index);
+    core_->session.skip(shard.index);
+}
+ADAMANT_DECL optimizer_report optimizer::finish()
+{
+    no_traps_scope const no_traps;
+    core_->rules.step_open("finish()");
+    core_->rules.all_submitted();
+    return core_->session.finish();
+}
+ADAMANT_DECL void optimizer::abandon()
+{
+    no_traps_scope const no_traps;
+    core_->rules.step_open("abandon()");
+    if (!core_->session.can_roll_back())
+        detail::throw_unavailable(
+            {"cannot abandon the step: it needs no norm, so the submitted shards are stepped already, and ",
+             core_->session.unrecorded_blocks(),
+             " of their blocks have no record to roll back from. Call finish(), or set keep_last_step in the options",
+             core_->options.keep_last_step ? " and journal_budget_bytes to " + core_->longest_journal_text()
+                                           : std::string(),
+             "."});
+    core_->session.roll_back_open_step();
+}
+ADAMANT_DECL void optimizer::rollback()
+{
+    no_traps_scope const no_traps;
+    core_->rules.between_steps("rollback()");
+    core_->rules.step_kept(core_->options);
+    if (std::size_t const n = core_->session.unrecorded_blocks(); n != 0)
+        detail::throw_unavailable({"cannot roll back the last step: the journal's budget of ",
+                                   core_->budget_for(core_->dispatcher().host().ranges()), " bytes was too small for ",
+                                   n, " of ", detail::counted(core_->shards.blocks(), "block"),
+                                   ". Set journal_budget_bytes to ", core_->longest_journal_text(),
+                                   ", which is always enough."});
+    core_->session.catch_up();
+    core_->session.roll_back_last_step();
+}
+ADAMANT_DECL void optimizer::accumulate(shard_id shard)
+{
+    no_traps_scope const no_traps;
+    bool const in_step = !core_->machine().is_between_steps();
+    if (in_step)
+        core_->queue().check_process();
+    core_->rules.may_accumulate(shard.index);
+    if (!in_step) {
+        core_->session.catch_up();
+        core_->rules.known_state();
+        core_->allocate(false);
+    }
+    core_->session.history().forget();
+    detail::accumulate_gradient(shard.index, core_->shards, core_->session);
+}
+ADAMANT_DECL void optimizer::clear_accumulators()
+{
+    core_->rules.between_steps("clear_accumulators()");
+    core_->session.catch_up();
+    core_->session.history().forget();
+    core_->shards.forget_sums();
 }
 
 ADAMANT_DECL bool optimizer::ticket::done() const
 {
-    return of_->done();
+    return of_->queue().idle();
 }
 ADAMANT_DECL double optimizer::ticket::progress() const
 {
-    return of_->progress();
+    no_traps_scope const no_traps;
+    return done() ? 1.0 : of_->dispatcher().progress();
 }
 ADAMANT_DECL bool optimizer::ticket::wait_until(std::chrono::steady_clock::time_point deadline) const
 {
-    return of_->wait_until(deadline);
+    return of_->queue().wait_until(deadline);
 }
 ADAMANT_DECL bool optimizer::ticket::wait_for(std::chrono::nanoseconds time) const
 {
@@ -220,7 +359,47 @@ ADAMANT_DECL bool optimizer::ticket::wait_for(std::chrono::nanoseconds time) con
 }
 ADAMANT_DECL optimizer_report optimizer::ticket::wait() const
 {
-    return of_->wait();
+    no_traps_scope const no_traps;
+    if (!of_->machine().is_async())
+        detail::throw_invalid_argument({"wait() was already called on this ticket, or its step is over"});
+    return of_->session.collect();
+}
+
+// ---- State
+
+ADAMANT_DECL state_dict optimizer::state()
+{
+    core_->copy_to_host("state()");
+    return detail::views_of(core_->shards, core_->session.training());
+}
+ADAMANT_DECL void optimizer::update_host_arrays()
+{
+    core_->copy_to_host("update_host_arrays()");
+}
+ADAMANT_DECL void optimizer::load(state_dict const& state)
+{
+    no_traps_scope const no_traps;
+    detail::step_session& session = core_->session;
+    detail::device_backend* const partition = core_->partition();
+    core_->rules.between_steps("load()");
+    core_->queue().check_process();
+    session.catch_up();
+    detail::state_to_load next = detail::fit_state(state, core_->shards, session.training());
+    if (partition != nullptr) {
+        core_->allocate(true);
+        partition->at_rest([&] { partition->wait(); }); // detects a failed device before any change
+    }
+    session.history().forget();
+    session.begin_load();
+    next.copy_all();
+    for (detail::tracked_shard const& s : core_->shards.shards())
+        cpu().for_each_slice(s.shard.size(), [&](slice part) { s.shard.round_weights(part.begin, part.end); });
+    core_->shards.forget_sums();
+    if (partition != nullptr)
+        partition->at_rest([&] { partition->copy_state_from_host(); });
+    session.end_load();
+    core_->shards.replace_groups(std::move(next.groups));
+    session.training() = next.training;
 }
 
 ADAMANT_END_NAMESPACE

@@ -14,6 +14,14 @@
 ADAMANT_BEGIN_NAMESPACE
 namespace detail {
 
+// item: "shard" or "param".
+inline void check_gradient_count(std::size_t gradients, std::size_t count, char const* item)
+{
+    if (gradients != count)
+        throw_invalid_argument(
+            {"cannot step with ", counted(gradients, "gradient"), ": the optimizer has ", counted(count, item)});
+}
+
 // Rules for the calls of a step that an optimizer of any kind has. Threads: what runs the step's work, with
 // check_process() and check_caller() as work_queue has them. The checks throw invalid_argument, and unavailable in a
 // child process that was forked during a step.
