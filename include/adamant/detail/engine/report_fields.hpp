@@ -3,11 +3,13 @@
 #pragma once
 
 #include <cstddef>
+#include <limits>
 #include <string>
 
 #include <adamant/device.hpp>
 #include <adamant/executor.hpp>
 #include <adamant/optimizer_options.hpp>
+#include <adamant/detail/engine/decision.hpp>
 #include <adamant/detail/engine/step_plan.hpp>
 
 ADAMANT_BEGIN_NAMESPACE
@@ -29,6 +31,17 @@ inline void begin_report(optimizer_report& report, executor const& cpu, std::str
     report.threads = cpu.threads();
     report.pus = pus;
     report.cpu_quota = cpu.cpu_quota();
+}
+
+// Records the norm over all ranks.
+inline void report_norm(optimizer_report& report, bool measured, grad_squares const& squares,
+                        norm_verdict const& verdict)
+{
+    report.measured = measured;
+    report.nonfinite_grads = squares.nonfinite;
+    report.global_norm = measured ? verdict.norm : std::numeric_limits<double>::quiet_NaN();
+    report.clip_coefficient = verdict.clip;
+    report.outcome = verdict.skips ? step_outcome::skipped : step_outcome::applied;
 }
 
 // before, now: device::usage() at the beginning and the end of the step.

@@ -5,6 +5,7 @@
 #include <bit>
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -12,6 +13,7 @@
 #include <adamant/hyperparameters.hpp>
 #include <adamant/optimizer_options.hpp>
 #include <adamant/detail/engine/decision.hpp>
+#include <adamant/detail/numerics/float_mode.hpp>
 #include <adamant/detail/shard/block_pass.hpp>
 
 ADAMANT_BEGIN_NAMESPACE
@@ -46,6 +48,21 @@ inline void make_terms(step_terms& terms, step_values const& values, optimizer_o
     terms.max_abs = max_abs;
     terms.zero_nonfinite = options.on_nonfinite == nonfinite_policy::zero;
     terms.lr.assign(values.lr.begin(), values.lr.end());
+}
+
+// Whether squares and non-finite counts of the gradients are needed, for the norm, the loss scaler or the report.
+[[nodiscard]] inline bool measures_gradients(step_terms const& terms, optimizer_options const& options) noexcept
+{
+    return terms.max_norm != 0 || options.on_nonfinite != nonfinite_policy::apply || bool(options.reduce) ||
+           (options.loss_scaling && terms.moves_scaler);
+}
+
+// Updates the state of dynamic loss scaling, if there is one, after a step.
+inline void move_scaler(std::optional<loss_scaler_state>& scaler, step_terms const& terms,
+                        optimizer_options const& options, bool overflow)
+{
+    if (scaler && terms.moves_scaler)
+        rounded_to_nearest([&] { scaler = after_step(*scaler, *options.loss_scaling, overflow); });
 }
 
 // Sets the gradient factor: `clip` / loss scale, rounded to float once. Norms above 8.5e37 require a factor that float
@@ -137,7 +154,7 @@ inline void make_plan(step_plan& plan, step_terms const& terms, optimizer_option
     plan.shards.assign(shards, shard_in_step::awaited);
     plan.skips_nonfinite = options.on_nonfinite == nonfinite_policy::skip;
     plan.needs_norm = terms.max_norm != 0 || plan.skips_nonfinite || options.reduce;
-    plan.measures = plan.needs_norm || terms.zero_nonfinite || (options.loss_scaling && terms.moves_scaler);
+    plan.measures = measures_gradients(terms, options);
     // A device may fail. With a device, every step can therefore be rolled back until both backends have completed it.
     plan.keeps_records = options.keep_last_step || has_device;
     plan.keeps_checksums = options.keep_last_step;

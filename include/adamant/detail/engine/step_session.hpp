@@ -361,11 +361,7 @@ private:
             history_.keep(training_.scaler, registry_);
         else
             blocks_.forget_records();
-        if (training_.scaler && terms_.moves_scaler)
-            rounded_to_nearest([&] {
-                training_.scaler =
-                    after_step(*training_.scaler, *options_.loss_scaling, stats_.report().nonfinite_grads != 0);
-            });
+        move_scaler(training_.scaler, terms_, options_, stats_.report().nonfinite_grads != 0);
         registry_.forget_sums();
         training_.steps += applied;
     }

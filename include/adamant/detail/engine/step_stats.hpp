@@ -5,7 +5,6 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
-#include <limits>
 #include <string>
 
 #include <adamant/device.hpp>
@@ -62,11 +61,7 @@ public:
     {
         started_update_ = std::chrono::steady_clock::now();
         report_.gradients.seconds = std::chrono::duration<double>(started_update_ - started_).count();
-        report_.measured = plan_.measures;
-        report_.nonfinite_grads = squares.nonfinite;
-        report_.global_norm = plan_.measures ? verdict.norm : std::numeric_limits<double>::quiet_NaN();
-        report_.clip_coefficient = verdict.clip;
-        report_.outcome = verdict.skips ? step_outcome::skipped : step_outcome::applied;
+        report_norm(report_, plan_.measures, squares, verdict);
         count_first_pass();
     }
     [[nodiscard]] first_pass_facts facts(device_backend const* device) const

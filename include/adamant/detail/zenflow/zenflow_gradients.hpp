@@ -7,7 +7,6 @@
 #include <bit>
 #include <cstddef>
 #include <cstdint>
-#include <limits>
 #include <mutex>
 #include <span>
 #include <vector>
@@ -15,6 +14,7 @@
 #include <adamant/error.hpp>
 #include <adamant/zenflow.hpp>
 #include <adamant/detail/engine/decision.hpp>
+#include <adamant/detail/engine/report_fields.hpp>
 #include <adamant/detail/numerics/float_mode.hpp>
 #include <adamant/detail/numerics/squares_total.hpp>
 #include <adamant/detail/step/column_scores.hpp>
@@ -37,15 +37,14 @@ public:
     [[nodiscard]] norm_verdict norm(device_columns* device_state, step_terms const& terms, zenflow_report& report) const
     {
         bool const skips = options_.on_nonfinite == nonfinite_policy::skip;
-        report.measured = terms.max_norm != 0 || skips || options_.reduce || terms.zero_nonfinite ||
-                          (options_.loss_scaling && terms.moves_scaler);
-        report.global_norm = std::numeric_limits<double>::quiet_NaN();
         norm_verdict verdict;
         squares_total total;
         if (device_state != nullptr)
             total = device_state->gradients().squares(model_.present); // waits for the downloads, too
-        if (!report.measured)
+        if (!measures_gradients(terms, options_)) {
+            report_norm(report, false, {}, verdict);
             return verdict;
+        }
         std::mutex mutex;
         for_each_part(model_.cpu, device_state != nullptr ? 0 : model_.blocks.size(), model_.all_elems,
                       [&](std::size_t index) {
@@ -62,11 +61,9 @@ public:
                       });
         if (options_.reduce)
             total = reduced(options_, total);
-        rounded_to_nearest([&] { verdict = judge(total.rounded(), terms.loss_scale, terms.max_norm, skips); });
-        report.nonfinite_grads = total.nonfinite();
-        report.global_norm = verdict.norm;
-        report.clip_coefficient = verdict.clip;
-        report.outcome = verdict.skips ? step_outcome::skipped : step_outcome::applied;
+        grad_squares const squares = total.rounded();
+        rounded_to_nearest([&] { verdict = judge(squares, terms.loss_scale, terms.max_norm, skips); });
+        report_norm(report, true, squares, verdict);
         if (report.nonfinite_grads != 0)
             find_first_nonfinite(report);
         return verdict;
