@@ -1,10 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-// Definitions of <adamant/zenflow.hpp>: every function forwards to zenflow_core.
+// Definitions of <adamant/zenflow.hpp>: each function checks its preconditions and calls the parts.
 #pragma once
+
+#include <algorithm>
+#include <utility>
 
 #include <adamant/zenflow.hpp>
 #include <adamant/detail/kernels/dispatch.hpp>
+#include <adamant/detail/numerics/float_mode.hpp>
 #include <adamant/detail/zenflow/zenflow_core.hpp>
+#include <adamant/detail/zenflow/zenflow_loading.hpp>
 
 ADAMANT_BEGIN_NAMESPACE
 
@@ -33,106 +38,250 @@ ADAMANT_DECL kernel::add_scaled_function add_scaled_for(dtype grad, isa tier) no
 
 ADAMANT_DECL zenflow_optimizer::zenflow_optimizer(executor const& cpu, zenflow_options zenflow,
                                                   optimizer_options options)
-    : core_(new detail::zenflow_core(cpu, std::move(zenflow), std::move(options)))
 {
+    validate(zenflow);
+    validate(options);
+    if (options.keep_last_step || options.weights_ready)
+        detail::throw_invalid_argument(
+            {"cannot create an optimizer with deferred gradients: it does not support ",
+             options.keep_last_step ? "rollback(), so keep_last_step must not be set" : "weights_ready"});
+    core_.reset(new detail::zenflow_core(cpu, std::move(zenflow), std::move(options)));
 }
 ADAMANT_DECL zenflow_optimizer::zenflow_optimizer(zenflow_optimizer&& other) noexcept = default;
 ADAMANT_DECL zenflow_optimizer& zenflow_optimizer::operator=(zenflow_optimizer&& other) noexcept = default;
 ADAMANT_DECL zenflow_optimizer::~zenflow_optimizer() = default;
 
+// ---- Set-up
+
 ADAMANT_DECL group_id zenflow_optimizer::add_group(parameter_group group)
 {
-    return core_->add_group(std::move(group));
+    return core_->model.registry.add_group(std::move(group));
 }
 ADAMANT_DECL group_id zenflow_optimizer::add_group(std::string name, hyperparameters const& hyper, bool maximize)
 {
-    return core_->add_group({std::move(name), hyper, maximize});
+    return add_group({std::move(name), hyper, maximize});
 }
 ADAMANT_DECL std::vector<parameter_group> const& zenflow_optimizer::groups() const noexcept
 {
-    return core_->registered().groups();
+    return core_->model.registry.groups();
 }
 ADAMANT_DECL void zenflow_optimizer::set_hyperparameters(group_id group, hyperparameters const& hyper)
 {
-    core_->set_hyperparameters(group.index, hyper);
+    no_traps_scope const no_traps;
+    core_->model.registry.set_hyperparameters(group.index, hyper);
 }
 ADAMANT_DECL shard_id zenflow_optimizer::add_param(zenflow_param added)
 {
-    return core_->add_param(added.group.index, added.name, added.shard, added.columns, added.weights,
-                            std::move(added.place));
+    no_traps_scope const no_traps;
+    if (steps() != 0)
+        detail::throw_invalid_argument({"cannot add param '", added.name, "' after ", detail::counted(steps(), "step"),
+                                        ". Add all params before the first step."});
+    return core_->model.add_param(added.group.index, added.name, added.shard, added.columns, added.weights,
+                                  std::move(added.place));
 }
 ADAMANT_DECL std::size_t zenflow_optimizer::params() const noexcept
 {
-    return core_->registered().size();
+    return core_->model.size();
 }
 ADAMANT_DECL std::string const& zenflow_optimizer::name(shard_id param) const
 {
-    core_->registered().require_shard(param.index);
-    return core_->registered().name(param.index);
+    core_->model.registry.require_shard(param.index);
+    return core_->model.registry.name(param.index);
 }
 ADAMANT_DECL void zenflow_optimizer::set_gradient(shard_id param, void const* grad)
 {
-    core_->set_gradient(param.index, grad);
+    detail::zenflow_model& model = core_->model;
+    core_->background.check_at_rest();
+    model.registry.require_shard(param.index);
+    if (!core_->machine.is_between_steps())
+        core_->rules.shard_awaited("set_gradient()", param.index);
+    if (core_->device_state() != nullptr && !model.is_empty(param.index)) {
+        if (grad == model.matrices[param.index].shard().data(shard_array::grad))
+            return;
+        detail::throw_invalid_argument({"cannot change the gradient of param ", model.registry.text(param.index),
+                                        ": its gradients are on a device (see set_device_arrays()), which copies them "
+                                        "to the array of the time of place()"});
+    }
+    core_->background.finish_sums();
+    model.set_gradient(param.index, grad);
 }
 ADAMANT_DECL std::size_t zenflow_optimizer::memory_bytes() const noexcept
 {
-    return core_->memory_bytes();
+    std::size_t elems = 0;
+    for (detail::zenflow_matrix const& m : core_->model.matrices)
+        elems += m.size();
+    return elems * sizeof(float) * (core_->zenflow.overlap ? 2 : 1);
 }
 ADAMANT_DECL void zenflow_optimizer::prepare()
 {
-    core_->prepare();
+    no_traps_scope const no_traps;
+    core_->build_layout();
 }
+
+// ---- Steps
+
 ADAMANT_DECL zenflow_report zenflow_optimizer::step(step_values const& values)
 {
-    return core_->step(values, [](std::size_t) { return true; });
+    begin_step(values);
+    try {
+        for (std::size_t i = 0; i < params(); ++i)
+            submit(i);
+        return finish();
+    } catch (...) {
+        core_->give_up_and_rethrow();
+    }
 }
 ADAMANT_DECL zenflow_report zenflow_optimizer::step_gradients(std::span<void const* const> gradients,
                                                               step_values const& values)
 {
     core_->between_steps("step_gradients()");
-    if (gradients.size() != params())
-        detail::throw_invalid_argument({"cannot step with ", detail::counted(gradients.size(), "gradient"),
-                                        ": the optimizer has ", detail::counted(params(), "param")});
+    detail::check_gradient_count(gradients.size(), params(), "param");
     for (std::size_t i = 0; i < gradients.size(); ++i)
         if (gradients[i] != nullptr)
-            core_->set_gradient(i, gradients[i]);
-    return core_->step(values, [&](std::size_t i) { return gradients[i] != nullptr || core_->is_empty(i); });
+            set_gradient(i, gradients[i]);
+    begin_step(values);
+    try {
+        for (std::size_t i = 0; i < gradients.size(); ++i)
+            gradients[i] != nullptr || core_->model.is_empty(i) ? submit(i) : skip(i);
+        return finish();
+    } catch (...) {
+        core_->give_up_and_rethrow();
+    }
 }
 ADAMANT_DECL void zenflow_optimizer::begin_step(step_values const& values)
 {
-    core_->begin_step(values);
+    no_traps_scope const no_traps;
+    core_->between_steps("begin_step()");
+    if (core_->machine.is_inconsistent())
+        detail::throw_invalid_argument({"cannot call begin_step(): the last load() failed midway, or a device stopped "
+                                        "answering, so params and moments are inconsistent. Call load() with a "
+                                        "state."});
+    core_->background.check_process();
+    core_->background.check_caller();
+    core_->catch_up();
+    detail::rounded_to_nearest(
+        [&] { detail::make_terms(core_->terms, values, core_->options, groups().size(), steps() + 1, loss_scale()); });
+    core_->started = std::chrono::steady_clock::now();
+    if (core_->device_state() != nullptr)
+        core_->usage_before = core_->device_state()->device().usage();
+    core_->submitted.assign(params(), detail::shard_in_step::awaited);
+    core_->background.begin_step();
+    core_->machine.open(false);
 }
 ADAMANT_DECL void zenflow_optimizer::submit(shard_id param)
 {
-    core_->submit(param.index);
+    no_traps_scope const no_traps;
+    core_->rules.shard_awaited("submit()", param.index);
+    if (core_->device_state() != nullptr) {
+        core_->device_state()->gradients().submit(param.index);
+        core_->background.download(param.index);
+    }
+    core_->submitted[param.index] = detail::shard_in_step::submitted;
 }
 ADAMANT_DECL void zenflow_optimizer::skip(shard_id param)
 {
-    core_->skip(param.index);
+    core_->rules.shard_awaited("skip()", param.index);
+    core_->submitted[param.index] = detail::shard_in_step::skipped;
 }
 ADAMANT_DECL zenflow_report zenflow_optimizer::finish()
 {
-    return core_->finish();
+    using clock = std::chrono::steady_clock;
+    no_traps_scope const no_traps;
+    detail::zenflow_core& core = *core_;
+    core.rules.step_open("finish()");
+    core.rules.all_submitted();
+    core.model.present.resize(params());
+    for (std::size_t i = 0; i < params(); ++i)
+        core.model.present[i] = core.submitted[i] == detail::shard_in_step::submitted;
+    core.background.finish_sums();
+    zenflow_report report;
+    detail::begin_report(report, cpu(), core.pus, core.terms);
+    report.sums_s = core.background.take_busy_s_of_sums() / std::max(1u, cpu().threads());
+    try {
+        detail::norm_verdict const verdict = core.session.norm(core.terms, report);
+        auto const known = clock::now();
+        report.gradients.seconds = std::chrono::duration<double>(known - core.started).count();
+        if (!verdict.skips)
+            core.session.apply(core.terms, verdict, report);
+        core.machine.go(detail::step_state::idle);
+        detail::move_scaler(core.scaler, core.terms, core.options, report.nonfinite_grads != 0);
+        report.update.seconds = std::chrono::duration<double>(clock::now() - known).count();
+    } catch (device_error const&) {
+        if (!core.machine.is_between_steps())
+            core.machine.go(detail::step_state::idle);
+        core.background.roll_back();
+        throw;
+    }
+    core.session.resume();
+    core.background.rethrow_publishing_error(steps());
+    report.seconds = std::chrono::duration<double>(clock::now() - core.started).count();
+    if (core.device_state() != nullptr)
+        core.report_device(report);
+    if (report.warm_up) { // internally, a window of one step without selected columns
+        report.elements += std::exchange(report.deferred_stepped, 0);
+        report.deferred = 0;
+        report.window_ended = false;
+    }
+    return report;
 }
 ADAMANT_DECL void zenflow_optimizer::abandon()
 {
-    core_->abandon();
-}
-ADAMANT_DECL void zenflow_optimizer::set_device_arrays(shard_id param, device_arrays const& arrays)
-{
-    core_->set_device_arrays(param.index, arrays);
-}
-ADAMANT_DECL void zenflow_optimizer::place(std::shared_ptr<device> target)
-{
-    core_->place(std::move(target));
+    no_traps_scope const no_traps;
+    core_->rules.step_open("abandon()");
+    core_->machine.go(detail::step_state::idle);
+    core_->background.discard_gradients();
 }
 ADAMANT_DECL void zenflow_optimizer::flush()
 {
-    core_->flush();
+    no_traps_scope const no_traps;
+    core_->between_steps("flush()");
+    core_->background.check_process();
+    core_->catch_up();
+    core_->background.finish_and_flush();
+    core_->background.require_published(steps());
 }
+
+// ---- A device
+
+ADAMANT_DECL void zenflow_optimizer::set_device_arrays(shard_id param, device_arrays const& arrays)
+{
+    core_->model.registry.require_shard(param.index);
+    if (core_->device_state() != nullptr)
+        detail::throw_invalid_argument({"cannot call set_device_arrays() after place(). Call place(nullptr) first."});
+    if (!arrays.grad || !arrays.weight_out || arrays.grad.address % 16 != 0 || arrays.weight_out.address % 16 != 0)
+        detail::throw_invalid_argument({"cannot set the device arrays of param ",
+                                        core_->model.registry.text(param.index),
+                                        ": it needs an array of gradients and one of weights, each at a multiple of 16 "
+                                        "bytes"});
+    core_->arrays_on_device.resize(std::max(core_->arrays_on_device.size(), params()));
+    core_->arrays_on_device[param.index] = arrays;
+}
+ADAMANT_DECL void zenflow_optimizer::place(std::shared_ptr<device> target)
+{
+    no_traps_scope const no_traps;
+    core_->between_steps("place()");
+    core_->background.check_process();
+    core_->catch_up();
+    core_->background.settle();
+    if (target != nullptr) {
+        core_->arrays_on_device.resize(params());
+        for (std::size_t i = 0; i < params(); ++i)
+            if (!core_->arrays_on_device[i].grad && !core_->model.is_empty(i))
+                detail::throw_invalid_argument({"cannot place param ", core_->model.registry.text(i),
+                                                ": it has no arrays on the device. Call set_device_arrays() before "
+                                                "place()."});
+    }
+    core_->background.copy_to_host();
+    core_->background.detach_device();
+    if (target != nullptr)
+        core_->background.attach_device(std::move(target), core_->arrays_on_device, core_->options.device_timeout_s);
+}
+
+// ---- State
+
 ADAMANT_DECL std::uint64_t zenflow_optimizer::steps() const noexcept
 {
-    return core_->position().steps;
+    return position().steps;
 }
 ADAMANT_DECL zenflow_position const& zenflow_optimizer::position() const noexcept
 {
@@ -140,34 +289,73 @@ ADAMANT_DECL zenflow_position const& zenflow_optimizer::position() const noexcep
 }
 ADAMANT_DECL double zenflow_optimizer::loss_scale() const noexcept
 {
-    return core_->loss_scale();
+    return core_->scaler ? core_->scaler->scale : 1.0;
 }
 ADAMANT_DECL std::vector<std::uint8_t> const& zenflow_optimizer::selected(shard_id param) const
 {
-    return core_->selected(param.index);
+    core_->model.registry.require_shard(param.index);
+    return core_->model.params[param.index].selected;
 }
 ADAMANT_DECL std::vector<std::uint64_t> const& zenflow_optimizer::updates(shard_id param) const
 {
-    return core_->counts(param.index);
+    core_->model.registry.require_shard(param.index);
+    return core_->model.params[param.index].counts;
 }
 ADAMANT_DECL executor const& zenflow_optimizer::cpu() const noexcept
 {
-    return core_->cpu();
+    return core_->model.cpu;
 }
 ADAMANT_DECL zenflow_state zenflow_optimizer::state()
 {
-    return core_->state();
+    no_traps_scope const no_traps;
+    core_->between_steps("state()");
+    core_->catch_up();
+    core_->background.settle();
+    core_->background.copy_to_host();
+    zenflow_state all{position(), core_->session.deferred_norm(), core_->scaler, groups(), {}};
+    for (std::size_t i = 0; i < params(); ++i) {
+        all.params.push_back(detail::view_of(core_->model, i));
+        if (core_->background.current().is_active())
+            all.params.back().publishing = core_->background.current().parts[i].columns;
+    }
+    return all;
 }
 ADAMANT_DECL void zenflow_optimizer::load(zenflow_state const& state)
 {
-    core_->load({&state});
+    load(std::span<zenflow_state const>(&state, 1));
 }
 ADAMANT_DECL void zenflow_optimizer::load(std::span<zenflow_state const> states)
 {
-    std::vector<zenflow_state const*> pointers;
-    for (zenflow_state const& state : states)
-        pointers.push_back(&state);
-    core_->load(pointers);
+    no_traps_scope const no_traps;
+    detail::zenflow_core& core = *core_;
+    core.between_steps("load()");
+    core.background.check_process();
+    core.build_layout();
+    detail::zenflow_loading const loading(core.model, states, core.scaler.has_value());
+    zenflow_state const& first = states.front();
+    std::vector<parameter_group> groups = first.groups;
+    core.background.settle();
+    core.machine.go(detail::step_state::inconsistent);
+    if (detail::device_columns* const device_state = core.device_state()) {
+        if (!device_state->stop())
+            detail::throw_device_error({device_state->device().name(),
+                                        " does not answer, so load() cannot write to it. Call place() with another "
+                                        "device, or place(nullptr), then load()."});
+        device_state->drop();
+    }
+    core.background.forget();
+    core.model.use_first_sums();
+    bool any_publishing = false;
+    for (std::size_t i = 0; i < params(); ++i)
+        any_publishing = loading.load(i, core.background.current().parts[i].columns) || any_publishing;
+    core.session.restore(first.position, first.deferred_norm);
+    core.scaler = first.loss_scaler;
+    core.model.registry.replace_groups(std::move(groups));
+    if (any_publishing)
+        core.background.current().begin_done();
+    if (core.device_state() != nullptr)
+        core.background.copy_weights(false);
+    core.machine.go(detail::step_state::idle);
 }
 
 ADAMANT_END_NAMESPACE

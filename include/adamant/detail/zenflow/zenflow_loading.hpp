@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstring>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -33,7 +34,7 @@ namespace detail {
     view.weights = m.weights();
     view.counts = state.counts;
     view.selected = state.selected;
-    view.publishing = state.publishing;
+    view.publishing.resize(m.columns());
     view.summed = state.summed;
     view.sums = state.summed != 0 ? model.sums_of(i) : nullptr;
     return view;
@@ -43,22 +44,21 @@ class zenflow_loading {
 public:
     // states: those of all ranks, in any order. has_scaler: whether the optimizer has a dynamic loss scale. Throws
     // invalid_argument if they are not the states of all ranks of this model.
-    zenflow_loading(zenflow_model& model, std::vector<zenflow_state const*> const& states, bool has_scaler)
-        : model_(model)
+    zenflow_loading(zenflow_model& model, std::span<zenflow_state const> states, bool has_scaler) : model_(model)
     {
         if (states.empty())
             throw_invalid_argument({"cannot call load() without a state"});
-        for (zenflow_state const* const each : states) {
-            if (each->position != states.front()->position)
-                throw_invalid_argument({"cannot load states of different steps: ", states.front()->position.steps,
-                                        " and ", each->position.steps,
+        for (zenflow_state const& each : states) {
+            if (each.position != states.front().position)
+                throw_invalid_argument({"cannot load states of different steps: ", states.front().position.steps,
+                                        " and ", each.position.steps,
                                         ". Pass the states that all ranks saved after the same step."});
-            if (each->loss_scaler.has_value() != has_scaler)
-                throw_invalid_argument({"cannot load the state: it ", each->loss_scaler ? "has a" : "has no",
+            if (each.loss_scaler.has_value() != has_scaler)
+                throw_invalid_argument({"cannot load the state: it ", each.loss_scaler ? "has a" : "has no",
                                         " dynamic loss scale, but this optimizer ", has_scaler ? "does" : "does not"});
-            bool same = each->groups.size() == model_.registry.groups().size();
-            for (std::size_t g = 0; same && g < each->groups.size(); ++g)
-                same = each->groups[g].name == model_.registry.groups()[g].name;
+            bool same = each.groups.size() == model_.registry.groups().size();
+            for (std::size_t g = 0; same && g < each.groups.size(); ++g)
+                same = each.groups[g].name == model_.registry.groups()[g].name;
             if (!same)
                 throw_invalid_argument(
                     {"cannot load the state: its groups differ from this optimizer's. Add groups of the same names, in "
@@ -70,8 +70,8 @@ public:
             std::size_t const end = begin + model_.own_rows(i);
             std::size_t rows = 0;
             bool known = false;
-            for (zenflow_state const* const state : states)
-                for (zenflow_state_param const& each : state->params) {
+            for (zenflow_state const& state : states)
+                for (zenflow_state_param const& each : state.params) {
                     if (each.name != model_.registry.name(i))
                         continue;
                     known = true;
@@ -92,9 +92,10 @@ public:
         }
     }
 
-    // Loads param i. Returns whether it has columns to publish. The source may be the param itself. Throws as reading a
-    // state from a file, with a part of the param overwritten.
-    bool load(std::size_t i) const
+    // Loads param i. publishing: set to a flag for each column whose weights are not published yet. Returns whether any
+    // is set. The source may be the param itself. Throws as reading a state from a file, with a part of the param
+    // overwritten.
+    bool load(std::size_t i, std::vector<std::uint8_t>& publishing) const
     {
         zenflow_matrix const& m = model_.matrices[i];
         std::vector<source> const& pieces = all_[i];
@@ -120,6 +121,7 @@ public:
         state.counts = any.counts;
         state.selected = any.selected;
         state.summed = any.summed;
+        publishing.assign(m.columns(), 0);
         m.shard().round_weights(0, m.shard().size());
         if (!model_.is_matrix(i))
             return false;
@@ -132,8 +134,8 @@ public:
             if (piece.begin != piece.end)
                 copy(*piece.state, piece.state->weights + (piece.begin - piece.state->first_row) * row_bytes,
                      (piece.end - piece.begin) * row_bytes, m.weights() + (piece.begin - m.first_row()) * row_bytes);
-        state.publishing = any.publishing;
-        return std::find(state.publishing.begin(), state.publishing.end(), 1) != state.publishing.end();
+        publishing = any.publishing;
+        return std::find(publishing.begin(), publishing.end(), 1) != publishing.end();
     }
 
 private:

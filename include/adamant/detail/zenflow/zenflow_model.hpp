@@ -23,7 +23,6 @@ namespace detail {
 struct zenflow_param_state {
     std::vector<std::uint64_t> counts;          // updates of each column
     std::vector<std::uint8_t> selected, wanted; // for each column; wanted: the selection being made
-    std::vector<std::uint8_t> publishing;       // zeros
     std::vector<std::uint8_t> before;           // the previous selection
     std::vector<std::uint8_t> late;       // columns whose deferred update runs early, because they are selected now
     std::vector<std::uint32_t> late_list; // `late` as a list
@@ -100,7 +99,6 @@ struct zenflow_model {
         state.counts.resize(columns == 0 ? 1 : columns);
         state.selected.resize(columns);
         state.wanted.resize(columns);
-        state.publishing.resize(columns);
         state.before.reserve(columns);
         state.late.reserve(columns);
         state.late_list.reserve(columns);
