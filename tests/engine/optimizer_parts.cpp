@@ -488,39 +488,28 @@ TEST_CASE("a journal takes memory for records of ordinary data, and addresses fo
 
 namespace {
 
-// Counts how often each piece is done. At the end of a line that is told to go on, adds as many pieces again.
-struct counter {
+// Counts how often each piece is done. At the end of a queue that is told to go on, adds as many pieces again.
+struct counter final : queue_worker {
     std::vector<std::atomic<int>> done;
     std::atomic<int> rounds_left{0};
-    std::atomic<int> polls_left{0}; // ends of the line at which the owner expects more and has nothing yet
+    std::atomic<int> polls_left{0}; // ends of the queue at which more is expected and nothing is there yet
     std::atomic<int> closes{0};
-    std::size_t at_end = 0;
+    std::size_t more = 0;
     work_queue line;
 
-    counter(std::shared_ptr<adamant::team> team, std::size_t pieces)
-        : done(pieces), line(std::move(team), {this, &counter::enter_worker})
+    counter(std::shared_ptr<adamant::team> team, std::size_t pieces) : done(pieces), line(std::move(team), *this) {}
+    void run(unsigned, std::size_t begin, std::size_t end) noexcept override
     {
+        for (std::size_t i = begin; i < end; ++i)
+            ++done[i];
     }
-    static void enter_worker(void* self, work_queue::drain& in, unsigned)
+    bool at_end() noexcept override
     {
-        auto& own = *static_cast<counter*>(self);
-        work_queue::clock::time_point waits_until{};
-        for (;;) {
-            work_queue::work_item const e = own.line.next(in, waits_until);
-            if (e.action == work_queue::work_item::kind::leave)
-                return;
-            if (e.action == work_queue::work_item::kind::work) {
-                for (std::size_t i = e.begin; i < e.end; ++i)
-                    ++own.done[i];
-                own.line.complete(e.end - e.begin);
-                continue;
-            }
-            ++own.closes;
-            bool const more = own.rounds_left > 0 && own.rounds_left-- > 0;
-            if (more)
-                own.line.add_at_end(own.at_end);
-            own.line.close(in, more || (own.polls_left > 0 && own.polls_left-- > 0));
-        }
+        ++closes;
+        bool const adds = rounds_left > 0 && rounds_left-- > 0;
+        if (adds)
+            line.add_at_end(more);
+        return adds || (polls_left > 0 && polls_left-- > 0);
     }
 };
 
@@ -554,7 +543,7 @@ TEST_CASE("the work line has every piece done once, whoever adds it and when", "
     CHECK(c.line.added() == 3000);
     CHECK(c.line.done() == 3000);
     // And where the thread that comes to the end adds more.
-    c.at_end = 1000;
+    c.more = 1000;
     c.rounds_left = 2;
     int const closes = c.closes;
     c.line.add([] { return std::size_t{1000}; });

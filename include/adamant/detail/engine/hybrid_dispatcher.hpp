@@ -27,15 +27,24 @@
 ADAMANT_BEGIN_NAMESPACE
 namespace detail {
 
-// Threads of the team enter through the owner's worker_entry, pull work from queue(), and pass it to run().
-class hybrid_dispatcher {
+// Continues a step in which the team begins the passes, without the caller.
+class step_driver {
+public:
+    // Called by the team's thread that completes the last enqueued piece of a step of any kind. Returns as
+    // queue_worker::at_end().
+    virtual bool continue_at_end() noexcept = 0;
+
+protected:
+    ~step_driver() = default;
+};
+
+class hybrid_dispatcher final : private queue_worker {
 public:
     // weights_ready: as in optimizer_options; may be empty.
-    hybrid_dispatcher(executor const& cpu, work_queue::worker_entry task, registry const& shard_registry,
-                      step_plan const& plan, block_table& blocks,
-                      std::function<void(shard_id, std::size_t, std::size_t)> const& weights_ready)
-        : registry_(shard_registry), plan_(plan), blocks_(blocks), weights_ready_(weights_ready),
-          host_(cpu, shard_registry, plan, blocks), queue_(cpu.team(), task)
+    hybrid_dispatcher(executor const& cpu, step_driver& driver, registry const& shard_registry, step_plan const& plan,
+                      block_table& blocks, std::function<void(shard_id, std::size_t, std::size_t)> const& weights_ready)
+        : registry_(shard_registry), plan_(plan), blocks_(blocks), weights_ready_(weights_ready), driver_(driver),
+          host_(cpu, shard_registry, plan, blocks), queue_(cpu.team(), *this)
     {
     }
     hybrid_dispatcher(hybrid_dispatcher const&) = delete;
@@ -115,21 +124,6 @@ public:
 
     // ---- In the team's threads
 
-    // Processes pieces [begin, end) of the queue.
-    void run(unsigned member, std::size_t begin, std::size_t end) noexcept
-    {
-        if (device_ == nullptr && !weights_ready_) {
-            host_.run(member, begin, end);
-            return;
-        }
-        while (begin < end) {
-            std::size_t const stop = std::min(end, host_.end_of_entry(begin));
-            host_.run(member, begin, stop);
-            if (auto const range = host_.changed_range(begin, stop))
-                publish_weights(*range);
-            begin = stop;
-        }
-    }
     // Returns whether gradient downloads are pending. If so, first waits until one arrives, at most 2 ms. Throws
     // device_error.
     [[nodiscard]] bool awaits_gradients()
@@ -252,6 +246,23 @@ public:
     }
 
 private:
+    // Processes pieces [begin, end) of the queue.
+    void run(unsigned member, std::size_t begin, std::size_t end) noexcept override
+    {
+        if (device_ == nullptr && !weights_ready_) {
+            host_.run(member, begin, end);
+            return;
+        }
+        while (begin < end) {
+            std::size_t const stop = std::min(end, host_.end_of_entry(begin));
+            host_.run(member, begin, stop);
+            if (auto const range = host_.changed_range(begin, stop))
+                publish_weights(*range);
+            begin = stop;
+        }
+    }
+    bool at_end() noexcept override { return driver_.continue_at_end(); }
+
     // Uploads new weights to the device, and calls weights_ready.
     void publish_weights(std::size_t range) noexcept
     {
@@ -320,6 +331,7 @@ private:
     step_plan const& plan_;
     block_table const& blocks_;
     std::function<void(shard_id, std::size_t, std::size_t)> const& weights_ready_;
+    step_driver& driver_;
     cpu_backend host_;
     std::unique_ptr<device_backend> device_;
     std::shared_ptr<arrivals> arrivals_ = std::make_shared<arrivals>();

@@ -23,11 +23,11 @@ ADAMANT_BEGIN_NAMESPACE
 namespace detail {
 
 // The caller, optimizer_core, checks the preconditions. finish() and the functions for use between steps wait.
-class step_session {
+class step_session final : private step_driver {
 public:
     step_session(executor const& cpu, optimizer_options const& options, registry& shard_registry)
         : options_(options), registry_(shard_registry),
-          dispatcher_(cpu, {this, &enter_worker}, registry_, plan_, blocks_, options_.weights_ready),
+          dispatcher_(cpu, *this, registry_, plan_, blocks_, options_.weights_ready),
           stats_(registry_, plan_, blocks_, dispatcher_.host())
     {
         if (options_.loss_scaling)
@@ -259,30 +259,8 @@ public:
     void end_load() { machine_.go(step_state::idle); }
 
 private:
-    // Entry of the team's threads.
-    static void enter_worker(void* self, work_queue::drain& drain, unsigned member)
-    {
-        static_cast<step_session*>(self)->run_drain(drain, member);
-    }
-    void run_drain(work_queue::drain& drain, unsigned member)
-    {
-        work_queue& queue = dispatcher_.queue();
-        work_queue::clock::time_point waits_until{};
-        for (;;) {
-            work_queue::work_item const work_item = queue.next(drain, waits_until);
-            if (work_item.action == work_queue::work_item::kind::leave)
-                return;
-            if (work_item.action == work_queue::work_item::kind::work) {
-                dispatcher_.run(member, work_item.begin, work_item.end);
-                queue.complete(work_item.end - work_item.begin);
-            } else {
-                queue.close(drain, continue_at_end());
-            }
-        }
-    }
-    // Called by the team's thread that reaches the end of the queue. If the team drives the step, continues it. Returns
-    // whether the queue has more work, now or later.
-    [[nodiscard]] bool continue_at_end() noexcept
+    // If the team drives the step, continues it.
+    [[nodiscard]] bool continue_at_end() noexcept override
     {
         if (!machine_.is_async() || machine_.state() == step_state::over || error_ != nullptr)
             return false;

@@ -19,33 +19,30 @@
 ADAMANT_BEGIN_NAMESPACE
 namespace detail {
 
-// The queue numbers pieces of work; the owner knows what each number means. While there is work, the queue keeps one
-// request with the team, a drain. In a drain each worker enters through the owner's callback and pulls items with
-// next() until it gets `leave`. The queue never calls out otherwise. A drain ends when the queue is empty and the owner
-// expects no more work. If more work is expected, the drain waits for team_options::spin first, unless another request
-// waits for the team.
+// What the threads of a team do with a queue's work.
+class queue_worker {
+public:
+    // Processes pieces [begin, end).
+    virtual void run(unsigned member, std::size_t begin, std::size_t end) noexcept = 0;
+    // All pieces are complete. Returns whether more work is there, added by work_queue::add_at_end(), or will come
+    // without another add(): then at_end() is called again. May take long: producers do not wait meanwhile, and the
+    // other threads sleep.
+    virtual bool at_end() noexcept = 0;
+
+protected:
+    ~queue_worker() = default;
+};
+
+// The queue numbers pieces of work; the worker knows what each number means. While there is work, the queue keeps one
+// request with the team, a drain, in which each thread takes pieces and lets the worker process them. A drain ends when
+// the queue is empty and the worker expects no more work. If a producer will add more, the drain waits for
+// team_options::spin first, unless another request waits for the team.
 class work_queue {
 public:
-    // One request to the team.
-    class drain;
-    // The owner's callback. Each worker of a drain calls it once. It loops over next() until it gets `leave`.
-    struct worker_entry {
-        void* owner;
-        void (*run)(void* owner, drain& current, unsigned member);
-    };
-    struct work_item {
-        enum class kind : unsigned char {
-            work,  // process pieces [begin, end), then call complete()
-            close, // all pieces are complete: optionally add more by add_at_end(), then call close()
-            leave
-        } action;
-        std::size_t begin = 0;
-        std::size_t end = 0;
-    };
     using clock = std::chrono::steady_clock;
 
-    // team: may be null until ensure_team().
-    work_queue(std::shared_ptr<adamant::team> team, worker_entry entry) : team_(std::move(team)), entry_(entry) {}
+    // team: may be null until ensure_team(). worker: used only while there is work.
+    work_queue(std::shared_ptr<adamant::team> team, queue_worker& worker) : team_(std::move(team)), worker_(worker) {}
     work_queue(work_queue const&) = delete;
     work_queue& operator=(work_queue const&) = delete;
     ~work_queue()
@@ -86,7 +83,7 @@ public:
 
     // Calls enqueue() under the queue's lock. enqueue() records the next pieces and returns their number; it must not
     // throw. Call from any thread outside the team. Throws what check_caller() throws, before anything else happens.
-    // more_comes: workers wait for the next add(), because starting another drain costs more than a small piece.
+    // more_comes: the drain waits for the next add(), because starting another drain costs more than a small piece.
     template <class Enqueue>
     void add(Enqueue const& enqueue, bool more_comes = false)
     {
@@ -104,11 +101,11 @@ public:
         start_drain();
     }
 
-    // Reserves numbers for pieces that the caller processes itself; returns the first. Workers never get them, and the
-    // caller calls complete(). Call only while idle.
+    // Reserves numbers for pieces that the caller processes itself; returns the first. The team never gets them, and
+    // the caller calls complete(). Call only while idle.
     [[nodiscard]] std::size_t claim(std::size_t pieces) noexcept
     {
-        // taken_ before added_: a worker that is late in next() then fails to exchange an old value of taken_.
+        // taken_ before added_: a thread that is late in work() then fails to exchange an old value of taken_.
         std::size_t const first = taken_.fetch_add(pieces, std::memory_order_release);
         added_.fetch_add(pieces, std::memory_order_release);
         return first;
@@ -116,7 +113,7 @@ public:
     // Counts pieces as processed.
     void complete(std::size_t pieces) noexcept { done_.fetch_add(pieces, std::memory_order_acq_rel); }
 
-    // Number of pieces that were ever added. Numbers are never reused: a worker that is leaving one drain while the
+    // Number of pieces that were ever added. Numbers are never reused: a thread that is leaving one drain while the
     // next begins must not take a new piece for an old one.
     [[nodiscard]] std::size_t added() const noexcept { return added_.load(std::memory_order_relaxed); }
     // Number of pieces that were ever completed.
@@ -162,86 +159,84 @@ public:
         return changed_->wait_until(lock, deadline, [this] { return idle_; });
     }
 
-    // ---- For the workers of a drain
+    // Adds pieces in queue_worker::at_end().
+    void add_at_end(std::size_t pieces) noexcept { added_.fetch_add(pieces, std::memory_order_release); }
 
-    // Blocks until there is work or the drain is closed. spin_end is per-worker scratch; pass a default-constructed
-    // time_point first.
-    [[nodiscard]] work_item next(drain& current, clock::time_point& spin_end)
+private:
+    // One request to the team.
+    class drain {
+    public:
+        ~drain() { end(); }
+        void begin(work_queue& queue)
+        {
+            is_closed.store(false, std::memory_order_relaxed);
+            // A submission cannot be moved.
+            request_ = new (memory_) submission<member_task>(queue.team_->submit(member_task{&queue, this}));
+        }
+        // Blocks until its threads have left.
+        void end() noexcept
+        {
+            if (request_ != nullptr)
+                std::exchange(request_, nullptr)->~submission();
+        }
+        std::atomic<bool> is_closed{false};
+
+    private:
+        struct member_task {
+            work_queue* queue;
+            drain* current;
+            void operator()(unsigned member) const { queue->work(*current, member); }
+        };
+        alignas(submission<member_task>) std::byte memory_[sizeof(submission<member_task>)];
+        submission<member_task>* request_ = nullptr;
+    };
+
+    // Processes pieces in a thread of the team until the drain is closed.
+    void work(drain& current, unsigned member)
     {
-        // Pieces that are added after a drain is closed belong to the next drain, which all workers join: a worker that
+        clock::time_point spin_end{};
+        // Pieces that are added after a drain is closed belong to the next drain, which all threads join: a thread that
         // leaves late must not process them alone.
-        while (!current.closed.load(std::memory_order_acquire)) {
+        while (!current.is_closed.load(std::memory_order_acquire)) {
             std::size_t taken = taken_.load(std::memory_order_acquire);
             std::size_t const added = added_.load(std::memory_order_acquire);
             if (taken < added) {
                 std::size_t const end = std::min(added, taken + max_item_pieces_.load(std::memory_order_relaxed));
                 if (taken_.compare_exchange_weak(taken, end, std::memory_order_acq_rel)) {
                     spin_end = {};
-                    return {work_item::kind::work, taken, end};
+                    worker_.run(member, taken, end);
+                    complete(end - taken);
                 }
             } else if (done() == added && !expects_more(spin_end)) {
                 if (try_begin_close(current))
-                    return {work_item::kind::close};
-            } else { // other workers are still busy, or more may come
+                    close(current, worker_.at_end());
+            } else { // other threads are still busy, or more may come
                 for (int i = 0; i < 32; ++i)
                     relax();
                 sched_yield();
             }
         }
-        return {work_item::kind::leave};
     }
-    // Call between the item `close` and the call of close(). That time may be long: the lock is free meanwhile, and the
-    // other workers sleep.
-    void add_at_end(std::size_t pieces) noexcept { added_.fetch_add(pieces, std::memory_order_release); }
-    // Ends the drain, unless pieces were added meanwhile or the owner expects more. Otherwise a worker closes it later.
-    void close(drain& current, bool owner_expects_more)
+    // Ends the drain, unless pieces were added meanwhile or the worker expects more. Otherwise a thread closes it
+    // later.
+    void close(drain& current, bool expects_more)
     {
         std::lock_guard const lock(mutex_);
         is_closing_ = false;
-        if (!owner_expects_more && done() == added_.load(std::memory_order_relaxed)) {
+        if (!expects_more && done() == added_.load(std::memory_order_relaxed)) {
             idle_ = true;
-            current.closed.store(true, std::memory_order_release);
+            current.is_closed.store(true, std::memory_order_release);
         }
         changed_->notify_all();
     }
-
-private:
-    struct member_task {
-        worker_entry entry;
-        drain* current;
-        void operator()(unsigned member) const { entry.run(entry.owner, *current, member); }
-    };
-
-public:
-    class drain {
-        friend class work_queue;
-        ~drain() { end(); }
-        void begin(adamant::team& team, worker_entry const& entry)
-        {
-            closed.store(false, std::memory_order_relaxed);
-            request_ = new (memory_) submission<member_task>(team.submit(member_task{entry, this})); // cannot be moved
-        }
-        // Blocks until its workers have left.
-        void end() noexcept
-        {
-            if (request_ != nullptr)
-                std::exchange(request_, nullptr)->~submission();
-        }
-
-        std::atomic<bool> closed{false};
-        alignas(submission<member_task>) std::byte memory_[sizeof(submission<member_task>)];
-        submission<member_task>* request_ = nullptr;
-    };
-
-private:
-    // Alternates between two drains, because workers may still be leaving one when the next begins. Only the thread
+    // Alternates between two drains, because threads may still be leaving one when the next begins. Only the thread
     // that found the queue idle comes here. It may overlap with the next such thread; the lock keeps the two apart.
     void start_drain()
     {
         std::lock_guard const lock(start_mutex_);
         drain& next = drains_[current_drain_ ^= 1];
         next.end();
-        next.begin(*team_, entry_);
+        next.begin(*this);
     }
     [[nodiscard]] bool expects_more(clock::time_point& spin_end) const noexcept
     {
@@ -252,28 +247,28 @@ private:
             spin_end = now + team_->options().spin;
         return now < spin_end;
     }
-    // Returns whether this worker closes the drain; false if another worker closed it or added more work.
+    // Returns whether this thread closes the drain; false if another thread closed it or added more work.
     [[nodiscard]] bool try_begin_close(drain const& current)
     {
         std::unique_lock lock(mutex_);
         changed_->wait(lock, [this] { return !is_closing_; });
-        if (current.closed.load(std::memory_order_relaxed) || done() != added_.load(std::memory_order_relaxed))
+        if (current.is_closed.load(std::memory_order_relaxed) || done() != added_.load(std::memory_order_relaxed))
             return false;
         is_closing_ = true;
         return true;
     }
 
     std::shared_ptr<adamant::team> team_;
-    worker_entry entry_;
+    queue_worker& worker_;
     std::atomic<std::size_t> max_item_pieces_{1};
     std::atomic<bool> more_comes_{false};
     alignas(64) std::atomic<std::size_t> taken_{0};
     alignas(64) std::atomic<std::size_t> done_{0};
     alignas(64) std::atomic<std::size_t> added_{0};
-    mutable std::mutex mutex_; // guards the owner's records of pieces, idle_ and is_closing_
+    mutable std::mutex mutex_; // guards the producers' records of pieces, idle_ and is_closing_
     process_bound<std::condition_variable> changed_;
     bool idle_ = true;
-    bool is_closing_ = false; // a worker holds the item `close`
+    bool is_closing_ = false; // a thread is in at_end()
     std::mutex start_mutex_;
     unsigned current_drain_ = 0;
     drain drains_[2];
