@@ -193,13 +193,15 @@ public:
     void work(unsigned member, std::size_t begin, std::size_t end) noexcept
     {
         float_mode_scope const mode(subnormals::flushed); // once for all blocks
+        kernel::memory_access const access{elements_ >= stream_weight_out_from_elems, cpu_.prefetch_bytes()};
         scratch_block scratch;
         for (entry const* e = entry_of(begin); begin < end; ++e) {
             std::size_t const stop = std::min(end, e->end);
             if (e->range != ranges_.size()) {
                 block_range const& range = ranges_[e->range];
-                run_blocks(member, registry_[range.shard], e->pass, range.begin + begin - e->begin,
-                           range.begin + stop - e->begin, scratch);
+                run_blocks({member, registry_[range.shard], range.begin + begin - e->begin,
+                            range.begin + stop - e->begin, access, scratch},
+                           e->pass);
             }
             begin = stop;
         }
@@ -280,73 +282,132 @@ private:
     }
     // From now on `speculate` only measures: the remaining blocks wait for the norm.
     void stop_speculating() noexcept { stopped_speculating_.store(true, std::memory_order_relaxed); }
-    // One pass over blocks [begin, end) of a shard. device_part implements the same passes on a device.
-    void run_blocks(unsigned member, tracked_shard const& s, block_pass pass, std::size_t begin, std::size_t end,
-                    scratch_block& scratch) noexcept
+    // ---- One pass over blocks [begin, end) of a shard. device_part implements the same passes on a device.
+
+    struct block_work {
+        unsigned member;
+        tracked_shard const& s;
+        std::size_t begin, end;
+        kernel::memory_access access;
+        scratch_block& scratch;
+    };
+    void run_blocks(block_work const& w, block_pass pass) noexcept
     {
-        bool const measures = is_first(pass) && plan_.measures;
-        group_step const& assumed = plan_.assumed[s.group];
-        group_step const& step = pass == block_pass::speculate ? assumed : plan_.decided[s.group];
-        kernel::memory_access const access{elements_ >= stream_weight_out_from_elems, cpu_.prefetch_bytes()};
-        bool const summed = s.summed != 0;
-        for (std::size_t b = begin; b < end; ++b) {
-            std::byte*& record = blocks_.record(s.first_block + b);
-            if ((pass == block_pass::rest && record != nullptr) || (pass == block_pass::rollback && record == nullptr))
-                continue;
-            if ((pass == block_pass::rest || (pass == block_pass::step && !plan_.measures)) && !plan_.keeps_records &&
-                !summed && !step.rules.zero_nonfinite &&
-                !step.rules.limited) { // step as many consecutive blocks as possible with one call
-                std::size_t stop = b + 1;
-                while (stop < end && blocks_.record(s.first_block + stop) == nullptr)
-                    ++stop;
-                s.shard.step(b, stop, step.c, access);
-                b = stop - 1;
-                continue;
-            }
-            if ((pass == block_pass::rollback || pass == block_pass::redo) && record != nullptr) {
-                s.shard.rollback(b, s.shard.gradient(b, summed, assumed.rules, false, scratch), assumed.c, access,
-                                 record, scratch);
-                record = nullptr;
-                if (pass == block_pass::rollback) {
-                    std::size_t const first = b * norm_block_elems;
-                    s.shard.round_weights(first, first + s.shard.length(b));
-                    continue;
-                }
-            }
-            if (pass == block_pass::compare) {
-                if (s.shard.gradient_checksum(b, summed) != blocks_.checksum(s.first_block + b))
-                    gradients_differ_.store(true, std::memory_order_relaxed);
-                continue;
-            }
-            offload_shard::ready_gradient const g =
-                s.shard.gradient(b, summed, only_reads(pass) ? gradient_rules{} : step.rules, measures, scratch);
-            if (measures) {
-                blocks_.squares(s.first_block + b) = g.squares;
-                members_[member].squares.add(g.squares);
-            }
-            if (pass == block_pass::measure)
-                continue;
-            if (pass == block_pass::speculate) {
-                // The step will be skipped: do not step further blocks.
-                if (plan_.skips_nonfinite && g.squares.nonfinite != 0)
-                    stop_speculating();
-                if (stopped_speculating_.load(std::memory_order_relaxed))
-                    continue;
-            }
-            if (pass == block_pass::speculate || plan_.keeps_records) {
-                journal& records = blocks_.records();
-                if (std::byte* const room = records.room(member, s.shard.record_bytes_at_most(s.shard.length(b)))) {
-                    records.wrote(member, s.shard.step_recorded(b, g, step.c, access, room));
-                    record = room;
-                    if (plan_.keeps_checksums)
-                        blocks_.checksum(s.first_block + b) = s.shard.gradient_checksum(b, summed);
-                    continue;
-                }
-                if (pass == block_pass::speculate || plan_.waits_for_room)
-                    continue;
-            }
-            s.shard.step(b, g, step.c, access);
+        switch (pass) {
+        case block_pass::measure: return measure_blocks(w);
+        case block_pass::step: return step_blocks(w, plan_.measures);
+        case block_pass::speculate: return speculate_blocks(w);
+        case block_pass::rest: return step_blocks(w, false);
+        case block_pass::rollback: return roll_back_blocks(w);
+        case block_pass::redo: return redo_blocks(w);
+        case block_pass::compare: return compare_blocks(w);
         }
+    }
+    void measure_blocks(block_work const& w) noexcept
+    {
+        for (std::size_t b = w.begin; b < w.end; ++b)
+            (void)ready_gradient(w, b, {}, plan_.measures);
+    }
+    // Steps the blocks that have no record. measures: the gradients are not measured yet.
+    void step_blocks(block_work const& w, bool measures) noexcept
+    {
+        group_step const& step = plan_.decided[w.s.group];
+        bool const is_plain =
+            !measures && !plan_.keeps_records && w.s.summed == 0 && !step.rules.zero_nonfinite && !step.rules.limited;
+        for (std::size_t b = w.begin, stop = b; b < w.end; b = stop) {
+            stop = b + 1;
+            if (record_of(w, b) != nullptr)
+                continue;
+            if (!is_plain) {
+                step_block(w, b, ready_gradient(w, b, step.rules, measures), step);
+                continue;
+            }
+            while (stop < w.end && record_of(w, stop) == nullptr) // as many blocks as possible with one call
+                ++stop;
+            w.s.shard.step(b, stop, step.c, w.access);
+        }
+    }
+    // Measures all blocks, and steps those for which the journal has room.
+    void speculate_blocks(block_work const& w) noexcept
+    {
+        group_step const& step = plan_.assumed[w.s.group];
+        for (std::size_t b = w.begin; b < w.end; ++b) {
+            offload_shard::ready_gradient const g = ready_gradient(w, b, step.rules, plan_.measures);
+            if (plan_.skips_nonfinite && g.squares.nonfinite != 0) // the step will be skipped
+                stop_speculating();
+            if (!stopped_speculating_.load(std::memory_order_relaxed))
+                (void)step_recorded(w, b, g, step);
+        }
+    }
+    void roll_back_blocks(block_work const& w) noexcept
+    {
+        for (std::size_t b = w.begin; b < w.end; ++b)
+            if (roll_back_block(w, b)) {
+                std::size_t const first = b * norm_block_elems;
+                w.s.shard.round_weights(first, first + w.s.shard.length(b));
+            }
+    }
+    void redo_blocks(block_work const& w) noexcept
+    {
+        group_step const& step = plan_.decided[w.s.group];
+        for (std::size_t b = w.begin; b < w.end; ++b) {
+            (void)roll_back_block(w, b);
+            step_block(w, b, ready_gradient(w, b, step.rules, false), step);
+        }
+    }
+    void compare_blocks(block_work const& w) noexcept
+    {
+        for (std::size_t b = w.begin; b < w.end; ++b)
+            if (w.s.shard.gradient_checksum(b, w.s.summed != 0) != blocks_.checksum(w.s.first_block + b))
+                gradients_differ_.store(true, std::memory_order_relaxed);
+    }
+
+    [[nodiscard]] std::byte*& record_of(block_work const& w, std::size_t b) noexcept
+    {
+        return blocks_.record(w.s.first_block + b);
+    }
+    [[nodiscard]] offload_shard::ready_gradient ready_gradient(block_work const& w, std::size_t b,
+                                                               gradient_rules const& rules, bool measures) noexcept
+    {
+        offload_shard::ready_gradient const g = w.s.shard.gradient(b, w.s.summed != 0, rules, measures, w.scratch);
+        if (measures) {
+            blocks_.squares(w.s.first_block + b) = g.squares;
+            members_[w.member].squares.add(g.squares);
+        }
+        return g;
+    }
+    void step_block(block_work const& w, std::size_t b, offload_shard::ready_gradient const& g,
+                    group_step const& step) noexcept
+    {
+        if (plan_.keeps_records && (step_recorded(w, b, g, step) || plan_.waits_for_room))
+            return;
+        w.s.shard.step(b, g, step.c, w.access);
+    }
+    // Returns false, and does nothing, if the journal has no room.
+    [[nodiscard]] bool step_recorded(block_work const& w, std::size_t b, offload_shard::ready_gradient const& g,
+                                     group_step const& step) noexcept
+    {
+        journal& records = blocks_.records();
+        std::byte* const room = records.room(w.member, w.s.shard.record_bytes_at_most(w.s.shard.length(b)));
+        if (room == nullptr)
+            return false;
+        records.wrote(w.member, w.s.shard.step_recorded(b, g, step.c, w.access, room));
+        record_of(w, b) = room;
+        if (plan_.keeps_checksums)
+            blocks_.checksum(w.s.first_block + b) = w.s.shard.gradient_checksum(b, w.s.summed != 0);
+        return true;
+    }
+    // Returns false if the block has no record.
+    [[nodiscard]] bool roll_back_block(block_work const& w, std::size_t b) noexcept
+    {
+        std::byte*& record = record_of(w, b);
+        if (record == nullptr)
+            return false;
+        group_step const& assumed = plan_.assumed[w.s.group];
+        w.s.shard.rollback(b, w.s.shard.gradient(b, w.s.summed != 0, assumed.rules, false, w.scratch), assumed.c,
+                           w.access, record, w.scratch);
+        record = nullptr;
+        return true;
     }
 
     executor cpu_;
