@@ -495,9 +495,13 @@ struct counter final : queue_worker {
     std::atomic<int> polls_left{0}; // ends of the queue at which more is expected and nothing is there yet
     std::atomic<int> closes{0};
     std::size_t more = 0;
+    background_team threads;
     work_queue line;
 
-    counter(std::shared_ptr<adamant::team> team, std::size_t pieces) : done(pieces), line(std::move(team), *this) {}
+    counter(std::shared_ptr<adamant::team> team, std::size_t pieces)
+        : done(pieces), threads(std::move(team)), line(threads, *this)
+    {
+    }
     void run(unsigned, std::size_t begin, std::size_t end) noexcept override
     {
         for (std::size_t i = begin; i < end; ++i)

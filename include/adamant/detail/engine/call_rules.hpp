@@ -1,31 +1,86 @@
 // SPDX-License-Identifier: Apache-2.0
-// Preconditions of an optimizer's functions beyond those of step_rules, and their error messages.
+// Preconditions of the calls of an optimizer, with and without deferred gradients, and their error messages.
 #pragma once
 
 #include <cstddef>
+#include <string>
+#include <vector>
 
+#include <adamant/device.hpp>
 #include <adamant/error.hpp>
 #include <adamant/optimizer_options.hpp>
 #include <adamant/detail/engine/registry.hpp>
-#include <adamant/detail/engine/step_rules.hpp>
-#include <adamant/detail/engine/step_session.hpp>
+#include <adamant/detail/engine/step_machine.hpp>
+#include <adamant/detail/engine/step_plan.hpp>
+#include <adamant/detail/exec/background_team.hpp>
 
 ADAMANT_BEGIN_NAMESPACE
 namespace detail {
 
-// Rules of an optimizer with a step session.
-class call_rules : public step_rules<work_queue> {
+// The checks throw invalid_argument, and unavailable in a child process that was forked during a step.
+class call_rules {
 public:
-    call_rules(registry const& shard_registry, step_session const& session)
-        : step_rules("shard", shard_registry, session.machine(), session.plan().shards, session.dispatcher().queue()),
-          registry_(shard_registry), session_(session)
+    // item: "shard" or "param". items: the shards of the open step.
+    call_rules(char const* item, registry const& items_registry, step_machine const& machine,
+               std::vector<shard_in_step> const& items, background_team const& team)
+        : item_(item), registry_(items_registry), machine_(machine), items_(items), team_(team)
     {
     }
 
-    // rollback() has a step to roll back.
-    void step_kept(optimizer_options const& options) const
+    // ---- Steps
+
+    void between_steps(char const* call) const
     {
-        if (session_.history().has_step())
+        if (machine_.is_between_steps())
+            return;
+        team_.check_process();
+        throw_invalid_argument({"cannot call ", call, ": a step is in progress. ",
+                                machine_.is_async() ? "Wait for its ticket first" : "Call finish() or abandon() first",
+                                "."});
+    }
+    void step_open(char const* call) const
+    {
+        team_.check_process();
+        if (!machine_.takes_shards())
+            throw_invalid_argument({"cannot call ", call, ": no step is open. Call begin_step() first."});
+        team_.check_caller();
+    }
+    // The step is open and awaits this shard.
+    void shard_awaited(char const* call, std::size_t shard) const
+    {
+        step_open(call);
+        registry_.require_shard(shard);
+        if (items_[shard] != shard_in_step::awaited)
+            throw_invalid_argument({"cannot call ", call, " for ", item_, " ", registry_.text(shard), ": it has been ",
+                                    items_[shard] == shard_in_step::submitted ? "submitted" : "skipped",
+                                    " in this step already"});
+    }
+    void all_submitted() const
+    {
+        std::string missing;
+        std::size_t count = 0;
+        for (std::size_t i = 0; i < items_.size(); ++i)
+            if (items_[i] == shard_in_step::awaited && ++count <= 3)
+                missing += (count == 1 ? "" : ", ") + registry_.text(i);
+        if (count != 0)
+            throw_invalid_argument({"cannot finish the step: ", count, " of ", counted(items_.size(), item_),
+                                    count == 1 ? " has" : " have", " not been submitted: ", missing,
+                                    count > 3 ? ", ..." : "",
+                                    ". Call submit() for each, or skip() for those without a gradient."});
+    }
+    void gradient_for_each(std::size_t gradients) const
+    {
+        if (gradients != registry_.size())
+            throw_invalid_argument({"cannot step with ", counted(gradients, "gradient"), ": the optimizer has ",
+                                    counted(registry_.size(), item_)});
+    }
+
+    // ---- Functions of an optimizer without deferred gradients
+
+    // rollback() has a step to roll back.
+    void step_kept(bool has_step, optimizer_options const& options) const
+    {
+        if (has_step)
             return;
         throw invalid_argument(
             !options.keep_last_step
@@ -39,36 +94,38 @@ public:
         registry_.require_shard(shard);
         char const* const reason =
             !registry_[shard].shard.has_accumulator() ? "it has no accumulator. Pass one to add_shard()."
-            : !session_.machine().is_between_steps() &&
-                    (session_.machine().is_async() || session_.plan().shards[shard] != shard_in_step::awaited)
+            : !machine_.is_between_steps() && (machine_.is_async() || items_[shard] != shard_in_step::awaited)
                 ? "it is part of the current step. Call accumulate() before submit()."
                 : nullptr;
         if (reason != nullptr)
             throw_invalid_argument({"cannot accumulate into shard ", registry_.text(shard), ": ", reason});
     }
-    // Params and moments are consistent. Throws device_error, too.
-    void known_state() const
+    // Params and moments are consistent. on: null without a device. Throws device_error, too.
+    void known_state(device const* on) const
     {
-        if (!session_.machine().is_inconsistent())
+        if (!machine_.is_inconsistent())
             return;
-        if (session_.dispatcher().device() == nullptr)
+        if (on == nullptr)
             throw_invalid_argument({"cannot go on: the last load() failed midway, so params and moments are "
                                     "inconsistent. Call load() with a complete state."});
         throw_device_error(
-            {session_.dispatcher().device()->device().name(),
+            {on->name(),
              " or a file failed during load(), or the device failed during an update without records (see "
              "device_records in the options), so params and moments are inconsistent. Call load() with a complete "
              "state."});
     }
-    void no_device(char const* call) const
+    void no_device(char const* call, device const* on) const
     {
-        if (session_.dispatcher().device() != nullptr)
+        if (on != nullptr)
             throw_invalid_argument({"cannot call ", call, " after place(). Call place(nullptr, ...) first."});
     }
 
 private:
+    char const* item_;
     registry const& registry_;
-    step_session const& session_;
+    step_machine const& machine_;
+    std::vector<shard_in_step> const& items_;
+    background_team const& team_;
 };
 
 } // namespace detail

@@ -29,9 +29,14 @@ struct optimizer_core {
 
     [[nodiscard]] hybrid_dispatcher& dispatcher() noexcept { return session.dispatcher(); }
     [[nodiscard]] work_queue& queue() noexcept { return dispatcher().queue(); }
+    [[nodiscard]] background_team& team() noexcept { return session.team(); }
     [[nodiscard]] step_machine const& machine() const noexcept { return session.machine(); }
-    // The device backend; null without a device.
+    // Both are null without a device.
     [[nodiscard]] device_backend* partition() noexcept { return dispatcher().device(); }
+    [[nodiscard]] adamant::device const* device() noexcept
+    {
+        return partition() == nullptr ? nullptr : &partition()->device();
+    }
 
     // Returns change(). Unless that throws, the last step cannot be rolled back any more.
     template <class Change>
@@ -81,13 +86,13 @@ struct optimizer_core {
         bool const as_they_arrive = kind == step_kind::as_they_arrive;
         rules.between_steps(call);
         session.catch_up();
-        rules.known_state();
-        queue().check_process();
+        rules.known_state(device());
+        team().check_process();
         if (!as_they_arrive)
-            queue().check_caller();
+            team().check_caller();
         allocate(as_they_arrive);
         if (kind == step_kind::async || partition() != nullptr || (as_they_arrive && !dispatcher().works_in_submit()))
-            queue().ensure_team();
+            team().ensure();
         session.open(values, as_they_arrive, kind == step_kind::async);
     }
     // Copies params and moments that are on a device to the shards' arrays.
@@ -96,7 +101,7 @@ struct optimizer_core {
         no_traps_scope const no_traps;
         rules.between_steps(call);
         session.catch_up();
-        rules.known_state();
+        rules.known_state(device());
         if (partition() != nullptr && partition()->has_pieces())
             partition()->at_rest([&] { partition()->copy_state_to_host(); });
     }
@@ -105,7 +110,7 @@ struct optimizer_core {
     executor cpu;
     registry shards;
     step_session session;
-    call_rules rules{shards, session};
+    call_rules rules{"shard", shards, session.machine(), session.plan().shards, session.team()};
     std::mutex submit_mutex; // serializes submit(), skip() and set_gradient()
     bool is_laid_out = false;
     bool has_journal = false;

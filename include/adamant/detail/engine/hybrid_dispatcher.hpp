@@ -41,17 +41,18 @@ protected:
 class hybrid_dispatcher final : private queue_worker {
 public:
     // weights_ready: as in optimizer_options; may be empty.
-    hybrid_dispatcher(executor const& cpu, step_driver& driver, registry const& shard_registry, step_plan const& plan,
-                      block_table& blocks, std::function<void(shard_id, std::size_t, std::size_t)> const& weights_ready)
+    hybrid_dispatcher(executor const& cpu, background_team const& team, step_driver& driver,
+                      registry const& shard_registry, step_plan const& plan, block_table& blocks,
+                      std::function<void(shard_id, std::size_t, std::size_t)> const& weights_ready)
         : registry_(shard_registry), plan_(plan), blocks_(blocks), weights_ready_(weights_ready), driver_(driver),
-          host_(cpu, shard_registry, plan, blocks), queue_(cpu.team(), *this)
+          team_(team), host_(cpu, shard_registry, plan, blocks), queue_(team, *this)
     {
     }
     hybrid_dispatcher(hybrid_dispatcher const&) = delete;
     hybrid_dispatcher& operator=(hybrid_dispatcher const&) = delete;
     ~hybrid_dispatcher()
     {
-        if (queue_.in_this_process())
+        if (team_.in_this_process())
             ignore_arrivals();
     }
 
@@ -84,11 +85,11 @@ public:
     // Whether submit() does the work itself.
     [[nodiscard]] bool works_in_submit() const noexcept { return device_ == nullptr && host_.is_small(); }
     // Enqueues the first pass over a shard whose gradient is complete, or runs it if the model is small. Not
-    // thread-safe. Throws as check_caller().
+    // thread-safe. Throws as background_team::check_caller().
     void submit(std::size_t shard)
     {
         if (works_in_submit()) {
-            queue_.check_caller();
+            team_.check_caller();
             std::size_t const pieces = host_.enqueue_shard(shard, plan_.first_pass);
             std::size_t const first = queue_.claim(pieces);
             run(0, first, first + pieces);
@@ -96,7 +97,7 @@ public:
             return;
         }
         if (device_ != nullptr && registry_.has_device_arrays(shard)) {
-            queue_.check_caller();
+            team_.check_caller();
             fetch_gradients(shard);
         } else {
             queue_.add([&] { return host_.enqueue_shard(shard, plan_.first_pass); }, true);
@@ -332,6 +333,7 @@ private:
     block_table const& blocks_;
     std::function<void(shard_id, std::size_t, std::size_t)> const& weights_ready_;
     step_driver& driver_;
+    background_team const& team_;
     cpu_backend host_;
     std::unique_ptr<device_backend> device_;
     std::shared_ptr<arrivals> arrivals_ = std::make_shared<arrivals>();

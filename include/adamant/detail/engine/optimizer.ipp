@@ -5,7 +5,6 @@
 #include <algorithm>
 
 #include <adamant/optimizer.hpp>
-#include <adamant/detail/engine/accumulation.hpp>
 #include <adamant/detail/engine/core.hpp>
 #include <adamant/detail/engine/placing.hpp>
 #include <adamant/detail/engine/state_views.hpp>
@@ -44,7 +43,7 @@ ADAMANT_DECL group_id optimizer::add_group(std::string name, hyperparameters con
 ADAMANT_DECL void optimizer::remove_group(group_id group)
 {
     core_->change_layout("remove_group()", [&] {
-        core_->rules.no_device("remove_group()");
+        core_->rules.no_device("remove_group()", core_->device());
         core_->shards.remove_group(group.index);
         return group.index;
     });
@@ -79,7 +78,7 @@ ADAMANT_DECL shard_id optimizer::add_shard(shard_to_add added)
 ADAMANT_DECL void optimizer::remove_shard(shard_id shard)
 {
     core_->change_layout("remove_shard()", [&] {
-        core_->rules.no_device("remove_shard()");
+        core_->rules.no_device("remove_shard()", core_->device());
         core_->shards.remove_shard(shard.index);
         return shard.index;
     });
@@ -101,7 +100,7 @@ ADAMANT_DECL void optimizer::set_gradient(shard_id shard, void const* grad)
 {
     bool const in_step = !core_->machine().is_between_steps();
     if (in_step)
-        core_->queue().check_process();
+        core_->team().check_process();
     std::lock_guard const lock(core_->submit_mutex);
     core_->shards.require_shard(shard.index);
     if (in_step)
@@ -119,7 +118,7 @@ ADAMANT_DECL void optimizer::prepare(bool with_journal)
     no_traps_scope const no_traps;
     core_->rules.between_steps("prepare()");
     if (with_journal)
-        core_->queue().ensure_team();
+        core_->team().ensure();
     core_->allocate(with_journal);
 }
 ADAMANT_DECL std::uint64_t optimizer::cpu_blocks_done() const noexcept
@@ -168,9 +167,9 @@ ADAMANT_DECL void optimizer::place(std::shared_ptr<device> target, placement con
     no_traps_scope const no_traps;
     detail::registry& shards = core_->shards;
     core_->rules.between_steps("place()");
-    core_->queue().check_process();
+    core_->team().check_process();
     core_->session.catch_up();
-    core_->rules.known_state();
+    core_->rules.known_state(core_->device());
     detail::check_placement(target.get(), requested, shards, core_->partition(), core_->options);
     shards.check_overlaps();
     if (requested.device_elems == 0 && !shards.has_device_arrays())
@@ -202,7 +201,7 @@ ADAMANT_DECL void optimizer::set_device_arrays(shard_id shard, device_arrays con
 {
     core_->rules.between_steps("set_device_arrays()");
     core_->shards.require_shard(shard.index);
-    core_->rules.no_device("set_device_arrays()");
+    core_->rules.no_device("set_device_arrays()", core_->device());
     core_->shards.set_device_arrays(shard.index, arrays);
 }
 
@@ -222,7 +221,7 @@ ADAMANT_DECL optimizer_report optimizer::step(step_values const& values)
 ADAMANT_DECL optimizer_report optimizer::step_gradients(std::span<void const* const> gradients,
                                                         step_values const& values)
 {
-    detail::check_gradient_count(gradients.size(), shards(), "shard");
+    core_->rules.gradient_for_each(gradients.size());
     bool all = true;
     for (std::size_t i = 0; i < gradients.size(); ++i) {
         all = all && gradients[i] != nullptr;
@@ -260,7 +259,7 @@ ADAMANT_DECL void optimizer::begin_step(step_values const& values)
 ADAMANT_DECL void optimizer::submit(shard_id shard)
 {
     no_traps_scope const no_traps;
-    core_->queue().check_process(); // first: after a fork, the lock's holder may be in another process
+    core_->team().check_process(); // first: after a fork, the lock's holder may be in another process
     std::lock_guard const lock(core_->submit_mutex);
     core_->rules.shard_awaited("submit()", shard.index);
     core_->session.submit(shard.index);
@@ -268,7 +267,7 @@ ADAMANT_DECL void optimizer::submit(shard_id shard)
 ADAMANT_DECL void optimizer::submit(shard_id shard, void const* grad)
 {
     no_traps_scope const no_traps;
-    core_->queue().check_process();
+    core_->team().check_process();
     std::lock_guard const lock(core_->submit_mutex);
     core_->rules.shard_awaited("submit()", shard.index);
     core_->shards.set_gradient(shard.index, grad, true);
@@ -276,7 +275,7 @@ ADAMANT_DECL void optimizer::submit(shard_id shard, void const* grad)
 }
 ADAMANT_DECL void optimizer::skip(shard_id shard)
 {
-    core_->queue().check_process();
+    core_->team().check_process();
     std::lock_guard const lock(core_->submit_mutex);
     core_->rules.shard_awaited("skip()", shard.index);
     core_->session.skip(shard.index);
@@ -306,7 +305,7 @@ ADAMANT_DECL void optimizer::rollback()
 {
     no_traps_scope const no_traps;
     core_->rules.between_steps("rollback()");
-    core_->rules.step_kept(core_->options);
+    core_->rules.step_kept(core_->session.history().has_step(), core_->options);
     if (std::size_t const n = core_->session.unrecorded_blocks(); n != 0)
         detail::throw_unavailable({"cannot roll back the last step: the journal's budget of ",
                                    core_->budget_for(core_->dispatcher().host().ranges()), " bytes was too small for ",
@@ -321,15 +320,15 @@ ADAMANT_DECL void optimizer::accumulate(shard_id shard)
     no_traps_scope const no_traps;
     bool const in_step = !core_->machine().is_between_steps();
     if (in_step)
-        core_->queue().check_process();
+        core_->team().check_process();
     core_->rules.may_accumulate(shard.index);
     if (!in_step) {
         core_->session.catch_up();
-        core_->rules.known_state();
+        core_->rules.known_state(core_->device());
         core_->allocate(false);
     }
     core_->session.history().forget();
-    detail::accumulate_gradient(shard.index, core_->shards, core_->session);
+    core_->session.accumulate(shard.index);
 }
 ADAMANT_DECL void optimizer::clear_accumulators()
 {
@@ -382,7 +381,7 @@ ADAMANT_DECL void optimizer::load(state_dict const& state)
     detail::step_session& session = core_->session;
     detail::device_backend* const partition = core_->partition();
     core_->rules.between_steps("load()");
-    core_->queue().check_process();
+    core_->team().check_process();
     session.catch_up();
     detail::state_to_load next = detail::fit_state(state, core_->shards, session.training());
     if (partition != nullptr) {

@@ -26,8 +26,8 @@ namespace detail {
 class step_session final : private step_driver {
 public:
     step_session(executor const& cpu, optimizer_options const& options, registry& shard_registry)
-        : options_(options), registry_(shard_registry),
-          dispatcher_(cpu, *this, registry_, plan_, blocks_, options_.weights_ready),
+        : options_(options), registry_(shard_registry), team_(cpu.team()),
+          dispatcher_(cpu, team_, *this, registry_, plan_, blocks_, options_.weights_ready),
           stats_(registry_, plan_, blocks_, dispatcher_.host())
     {
         if (options_.loss_scaling)
@@ -51,11 +51,12 @@ public:
     // object must not be destroyed: its threads and the device are in the parent process.
     [[nodiscard]] bool is_left_behind() const noexcept
     {
-        work_queue const& queue = dispatcher_.queue();
-        return !queue.in_this_process() && (!queue.was_idle() || !machine_.is_between_steps() || has_device());
+        return !team_.in_this_process() &&
+               (!dispatcher_.queue().was_idle() || !machine_.is_between_steps() || has_device());
     }
 
     [[nodiscard]] step_machine const& machine() const noexcept { return machine_; }
+    [[nodiscard]] background_team& team() noexcept { return team_; }
     [[nodiscard]] bool has_device() const noexcept { return dispatcher_.device() != nullptr; }
     [[nodiscard]] step_plan const& plan() const noexcept { return plan_; }
     [[nodiscard]] block_table& blocks() noexcept { return blocks_; }
@@ -97,7 +98,7 @@ public:
         stats_.set_own_threads(false, !has_device() && !is_async);
         machine_.open(is_async);
     }
-    // Submits a shard whose gradient is complete. Not thread-safe. Throws as work_queue::check_caller().
+    // Submits a shard whose gradient is complete. Not thread-safe. Throws as background_team::check_caller().
     void submit(std::size_t shard)
     {
         plan_.shards[shard] = shard_in_step::submitted;
@@ -120,6 +121,21 @@ public:
             (void)continue_at_end();
     }
     void skip(std::size_t shard) { plan_.shards[shard] = shard_in_step::skipped; }
+    // Adds a shard's gradient to its accumulator, in an open step or between steps, and waits. Call after
+    // build_layout(). Throws what the team and the device throw. A device's failure in an open step fails the step, and
+    // finish() reports it.
+    void accumulate(std::size_t shard)
+    {
+        tracked_shard const& s = registry_[shard];
+        bool const first = s.summed == 0;
+        if (has_device())
+            accumulate_on_device(shard, first);
+        cpu_backend const& host = dispatcher_.host();
+        for (std::size_t r = host.first_range(shard); r < host.first_range(shard + 1); ++r)
+            host.for_each_slice_of(host.ranges()[r],
+                                   [&](std::size_t begin, std::size_t end) { s.shard.accumulate(begin, end, first); });
+        registry_.count_micro_step(shard);
+    }
     // Finishes the step. Requires that all shards are submitted or skipped. If options.reduce throws, rethrows and
     // leaves the step open. Throws device_error after rolling back the step.
     optimizer_report finish()
@@ -182,19 +198,6 @@ public:
                                     : (device_is_back ? step_state::idle : step_state::behind));
     }
     [[nodiscard]] std::size_t unrecorded_blocks() const noexcept { return blocks_.unrecorded_blocks(registry_, plan_); }
-    // Calls work(). With a device, an exception marks the step as failed, so that it is rolled back.
-    template <class Work>
-    void watch(Work const& work)
-    {
-        if (!has_device())
-            return work();
-        try {
-            work();
-        } catch (...) {
-            machine_.fail();
-            throw;
-        }
-    }
 
     // ---- Between steps
 
@@ -203,7 +206,7 @@ public:
     {
         if (!machine_.is_behind())
             return;
-        dispatcher_.queue().check_process();
+        team_.check_process();
         if (!dispatcher_.stop() || !dispatcher_.device()->roll_back())
             throw_device_error(
                 {dispatcher_.device()->device().name(),
@@ -216,7 +219,7 @@ public:
     // changed.
     void roll_back_last_step()
     {
-        dispatcher_.queue().check_caller();
+        team_.check_caller();
         plan_.assumed = plan_.decided; // a call that failed since then may have changed it
         registry_.set_sums(history_.sums());
         dispatcher_.begin();
@@ -288,6 +291,19 @@ private:
         return false;
     }
 
+    // Calls work(). With a device, an exception marks the step as failed, so that it is rolled back.
+    template <class Work>
+    void watch(Work const& work)
+    {
+        if (!has_device())
+            return work();
+        try {
+            work();
+        } catch (...) {
+            machine_.fail();
+            throw;
+        }
+    }
     // Call after a pass. Returns whether another pass follows, and stores it in next_pass_. If options.reduce throws,
     // rethrows and changes nothing.
     [[nodiscard]] bool decide_next()
@@ -343,6 +359,23 @@ private:
         registry_.forget_sums();
         training_.steps += applied;
     }
+    void accumulate_on_device(std::size_t shard, bool first)
+    {
+        device_backend& device = *dispatcher_.device();
+        auto const run = [&](auto const& work) { machine_.is_between_steps() ? device.at_rest(work) : watch(work); };
+        if (!device.has_pieces_of(shard) && !registry_.has_device_arrays(shard))
+            return;
+        run([&] { device.bring_gradients(shard); });
+        if (!device.has_pieces_of(shard))
+            return;
+        try {
+            run([&] { device.accumulate(shard, first); });
+        } catch (...) { // std::bad_alloc included: some pieces may have been added
+            registry_.forget_sum(shard);
+            rethrow_as_device_error(
+                text_of({"; the gradients accumulated for shard ", registry_.text(shard), " are lost"}));
+        }
+    }
     void forget_records() noexcept
     {
         blocks_.forget_records();
@@ -393,6 +426,7 @@ private:
     block_table blocks_;
     std::exception_ptr error_; // of a step that the team drives, for collect()
     std::mutex submit_all_mutex_;
+    background_team team_;
     hybrid_dispatcher dispatcher_;
     step_stats stats_;
 };

@@ -7,12 +7,12 @@
 #include <chrono>
 #include <condition_variable>
 #include <cstddef>
-#include <memory>
 #include <mutex>
 #include <new>
 #include <utility>
 
 #include <adamant/team.hpp>
+#include <adamant/detail/exec/background_team.hpp>
 #include <adamant/detail/exec/this_process.hpp>
 #include <adamant/detail/exec/wait_word.hpp>
 
@@ -41,53 +41,31 @@ class work_queue {
 public:
     using clock = std::chrono::steady_clock;
 
-    // team: may be null until ensure_team(). worker: used only while there is work.
-    work_queue(std::shared_ptr<adamant::team> team, queue_worker& worker) : team_(std::move(team)), worker_(worker) {}
+    // team: must be ensured before the first add().
+    work_queue(background_team const& team, queue_worker& worker) : team_(team), worker_(worker) {}
     work_queue(work_queue const&) = delete;
     work_queue& operator=(work_queue const&) = delete;
     ~work_queue()
     {
-        if (in_this_process())
+        if (team_.in_this_process())
             wait();
     }
 
     // ---- For producers
 
-    // Call before the first add(). If the queue has no team, creates one with a single unbound thread, because work
-    // that runs beside the caller needs a thread. Throws what the team's constructor throws.
-    void ensure_team()
-    {
-        if (team_ == nullptr)
-            team_ = std::make_shared<adamant::team>(team_options{.threads = 1, .bind = binding::none});
-    }
     // Sets the maximum number of pieces in a work item. Call only while idle.
     void set_max_item_pieces(std::size_t pieces) noexcept
     {
         max_item_pieces_.store(std::max<std::size_t>(pieces, 1), std::memory_order_relaxed);
     }
-    // Throws what team::submit() would throw here: a task of the team must not add to the queue or wait for it.
-    void check_caller() const
-    {
-        if (team_ != nullptr)
-            team_->check_submit();
-    }
-
-    // False in a forked child process, which lacks the team's threads. The queue's lock may be held there forever.
-    [[nodiscard]] bool in_this_process() const noexcept { return team_ == nullptr || team_->in_this_process(); }
-    // Throws unavailable in a forked child process.
-    void check_process() const
-    {
-        if (team_ != nullptr)
-            team_->check_process();
-    }
-
     // Calls enqueue() under the queue's lock. enqueue() records the next pieces and returns their number; it must not
-    // throw. Call from any thread outside the team. Throws what check_caller() throws, before anything else happens.
+    // throw. Call from any thread outside the team. Throws what
+    // background_team::check_caller() throws, before anything else happens.
     // more_comes: the drain waits for the next add(), because starting another drain costs more than a small piece.
     template <class Enqueue>
     void add(Enqueue const& enqueue, bool more_comes = false)
     {
-        check_caller();
+        team_.check_caller();
         {
             std::lock_guard const lock(mutex_);
             more_comes_.store(more_comes, std::memory_order_relaxed);
@@ -121,9 +99,9 @@ public:
     // In a forked child process, throws unavailable unless the queue was idle at the fork.
     [[nodiscard]] bool idle() const
     {
-        if (!in_this_process()) {
+        if (!team_.in_this_process()) {
             if (!was_idle())
-                team_->check_process();
+                team_.check_process();
             return true;
         }
         std::lock_guard const lock(mutex_);
@@ -258,7 +236,7 @@ private:
         return true;
     }
 
-    std::shared_ptr<adamant::team> team_;
+    background_team const& team_;
     queue_worker& worker_;
     std::atomic<std::size_t> max_item_pieces_{1};
     std::atomic<bool> more_comes_{false};

@@ -16,6 +16,7 @@
 #include <vector>
 
 #include <adamant/executor.hpp>
+#include <adamant/detail/exec/background_team.hpp>
 #include <adamant/detail/exec/for_each_part.hpp>
 #include <adamant/detail/zenflow/zenflow_matrix.hpp>
 
@@ -190,35 +191,21 @@ class deferred_worker {
 public:
     // when_summed: called when all gradients of a step are accumulated, in any thread, possibly more than once. Must
     // not throw.
-    deferred_worker(executor const& cpu, std::function<void()> when_summed)
-        : cpu_(cpu), team_(cpu.team()), when_summed_(std::move(when_summed))
+    deferred_worker(executor const& cpu, background_team const& team, std::function<void()> when_summed)
+        : cpu_(cpu), team_(team), when_summed_(std::move(when_summed))
     {
     }
     deferred_worker(deferred_worker const&) = delete;
     deferred_worker& operator=(deferred_worker const&) = delete;
     ~deferred_worker() { rest(); }
 
-    // Ensures a team for background work. If the executor has none, creates a single unbound thread. Throws as team's
-    // constructor.
-    void ensure_team()
-    {
-        if (team_ == nullptr)
-            team_ = std::make_shared<adamant::team>(team_options{.threads = 1, .bind = binding::none});
-    }
-    // Throws unavailable in a forked child process. is_left_behind(): whether work was running at the fork; then its
-    // locks may stay locked forever.
-    void check_process() const
-    {
-        if (team_ != nullptr)
-            team_->check_process();
-    }
+    // Whether this process was forked while work was running. If so, its locks may stay locked forever.
     [[nodiscard]] bool is_left_behind() const noexcept
     {
-        return team_ != nullptr && !team_->in_this_process() && drain_ != nullptr && !drain_->done();
+        return !team_.in_this_process() && drain_ != nullptr && !drain_->done();
     }
-    [[nodiscard]] bool in_this_process() const noexcept { return team_ == nullptr || team_->in_this_process(); }
     // Starts background work on the sums, and then on `step` unless null. Returns immediately. If memory is short,
-    // nothing starts, and finish() does the work.
+    // nothing starts, and finish() does the work. Requires that the team is ensured.
     void resume(sum_work& sums, deferred_update* step, std::vector<zenflow_matrix> const& matrices) noexcept
     {
         if (step != nullptr && (!step->is_active() || step->is_done()))
@@ -282,7 +269,7 @@ private:
     };
 
     executor cpu_;
-    std::shared_ptr<adamant::team> team_;
+    background_team const& team_;
     std::function<void()> when_summed_;
     std::unique_ptr<submission<drain>> drain_; // last: it uses the other members
 };

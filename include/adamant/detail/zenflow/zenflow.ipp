@@ -135,7 +135,7 @@ ADAMANT_DECL zenflow_report zenflow_optimizer::step_gradients(std::span<void con
                                                               step_values const& values)
 {
     core_->between_steps("step_gradients()");
-    detail::check_gradient_count(gradients.size(), params(), "param");
+    core_->rules.gradient_for_each(gradients.size());
     for (std::size_t i = 0; i < gradients.size(); ++i)
         if (gradients[i] != nullptr)
             set_gradient(i, gradients[i]);
@@ -156,8 +156,8 @@ ADAMANT_DECL void zenflow_optimizer::begin_step(step_values const& values)
         detail::throw_invalid_argument({"cannot call begin_step(): the last load() failed midway, or a device stopped "
                                         "answering, so params and moments are inconsistent. Call load() with a "
                                         "state."});
-    core_->background.check_process();
-    core_->background.check_caller();
+    core_->team.check_process();
+    core_->team.check_caller();
     core_->catch_up();
     detail::rounded_to_nearest(
         [&] { detail::make_terms(core_->terms, values, core_->options, groups().size(), steps() + 1, loss_scale()); });
@@ -235,7 +235,7 @@ ADAMANT_DECL void zenflow_optimizer::flush()
 {
     no_traps_scope const no_traps;
     core_->between_steps("flush()");
-    core_->background.check_process();
+    core_->team.check_process();
     core_->catch_up();
     core_->background.finish_and_flush();
     core_->background.require_published(steps());
@@ -260,7 +260,7 @@ ADAMANT_DECL void zenflow_optimizer::place(std::shared_ptr<device> target)
 {
     no_traps_scope const no_traps;
     core_->between_steps("place()");
-    core_->background.check_process();
+    core_->team.check_process();
     core_->catch_up();
     core_->background.settle();
     if (target != nullptr) {
@@ -329,7 +329,7 @@ ADAMANT_DECL void zenflow_optimizer::load(std::span<zenflow_state const> states)
     no_traps_scope const no_traps;
     detail::zenflow_core& core = *core_;
     core.between_steps("load()");
-    core.background.check_process();
+    core.team.check_process();
     core.build_layout();
     detail::zenflow_loading const loading(core.model, states, core.scaler.has_value());
     zenflow_state const& first = states.front();

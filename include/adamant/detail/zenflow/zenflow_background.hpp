@@ -27,8 +27,8 @@ namespace detail {
 class zenflow_background {
 public:
     // machine: becomes inconsistent if a rollback fails.
-    zenflow_background(zenflow_model& model, step_machine& machine)
-        : model_(model), machine_(machine), worker_(model.cpu, [this] { try_download_rest(); })
+    zenflow_background(zenflow_model& model, step_machine& machine, background_team& team)
+        : model_(model), machine_(machine), team_(team), worker_(model.cpu, team, [this] { try_download_rest(); })
     {
     }
 
@@ -36,7 +36,7 @@ public:
     void build_layout(bool overlaps)
     {
         if (overlaps)
-            worker_.ensure_team();
+            team_.ensure();
         current_->parts.resize(model_.size());
         next_->parts.resize(model_.size());
         staged_.assign(model_.size(), not_staged);
@@ -53,7 +53,7 @@ public:
     // Attaches a device, and uploads all weights.
     void attach_device(std::shared_ptr<device> target, std::vector<device_arrays> const& arrays, double timeout_s)
     {
-        worker_.ensure_team();
+        team_.ensure();
         device_state_ = std::make_unique<device_columns>(std::move(target), model_.matrices, arrays, timeout_s);
         try {
             copy_weights(false);
@@ -88,24 +88,16 @@ public:
             throw;
         }
     }
-    // Throws unavailable in a forked child process. is_left_behind(): whether work was running at the fork.
-    void check_process() const { worker_.check_process(); }
-    // Throws invalid_argument in a thread of the team.
-    void check_caller() const
-    {
-        if (model_.cpu.team() != nullptr)
-            model_.cpu.team()->check_submit();
-    }
-    [[nodiscard]] bool in_this_process() const noexcept { return worker_.in_this_process(); }
+    // Whether this process was forked while work was running, or while a device had state.
     [[nodiscard]] bool is_left_behind() const noexcept
     {
-        return worker_.is_left_behind() || (device_state_ != nullptr && !worker_.in_this_process());
+        return worker_.is_left_behind() || (device_state_ != nullptr && !team_.in_this_process());
     }
     // Throws unavailable in a forked child process only if background work was running at the fork.
     void check_at_rest() const
     {
         if (worker_.is_left_behind())
-            worker_.check_process();
+            team_.check_process();
     }
     // Call in a handler of device_error: rolls back the device to the state before the step. Throws if the device does
     // not recover.
@@ -302,6 +294,7 @@ private:
 
     zenflow_model& model_;
     step_machine& machine_;
+    background_team& team_;
     static constexpr std::uint64_t not_staged = ~std::uint64_t{0};
     std::vector<std::uint64_t>
         staged_; // for each matrix: the number of its last device_columns::stage(), see is_staged()

@@ -11,9 +11,9 @@
 
 #include <adamant/error.hpp>
 #include <adamant/zenflow.hpp>
+#include <adamant/detail/engine/call_rules.hpp>
 #include <adamant/detail/engine/report_fields.hpp>
 #include <adamant/detail/engine/step_plan.hpp>
-#include <adamant/detail/engine/step_rules.hpp>
 #include <adamant/detail/zenflow/zenflow_background.hpp>
 #include <adamant/detail/zenflow/zenflow_model.hpp>
 #include <adamant/detail/zenflow/zenflow_session.hpp>
@@ -23,7 +23,8 @@ namespace detail {
 
 struct zenflow_core {
     zenflow_core(executor const& cpu, zenflow_options requested, optimizer_options step_options)
-        : zenflow(std::move(requested)), options(std::move(step_options)), model(cpu), pus(bound_pus(cpu))
+        : zenflow(std::move(requested)), options(std::move(step_options)), model(cpu), pus(bound_pus(cpu)),
+          team(cpu.team())
     {
         if (options.loss_scaling)
             scaler = initial_state(*options.loss_scaling);
@@ -32,7 +33,7 @@ struct zenflow_core {
     // If true, the object must not be destroyed: this process was forked while work was running.
     [[nodiscard]] bool is_left_behind() const noexcept
     {
-        return background.is_left_behind() || (!machine.is_between_steps() && !background.in_this_process());
+        return background.is_left_behind() || (!machine.is_between_steps() && !team.in_this_process());
     }
     [[nodiscard]] zenflow_position const& position() const noexcept { return session.position(); }
     // Null without a device.
@@ -91,8 +92,9 @@ struct zenflow_core {
     step_machine machine;
     std::vector<device_arrays> arrays_on_device; // for each param
     device_usage usage_before;
-    zenflow_background background{model, machine}; // its threads use the model
-    step_rules<zenflow_background> rules{"param", model.registry, machine, submitted, background};
+    background_team team;
+    zenflow_background background{model, machine, team}; // its threads use the model
+    call_rules rules{"param", model.registry, machine, submitted, team};
     zenflow_session session{model, zenflow, options, background};
 };
 
