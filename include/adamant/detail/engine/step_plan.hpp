@@ -116,6 +116,10 @@ inline void clip_group_steps(std::vector<parameter_group> const& groups, step_te
 }
 
 enum class shard_in_step : std::uint8_t { awaited, submitted, skipped };
+[[nodiscard]] constexpr bool takes_part(shard_in_step shard) noexcept
+{
+    return shard != shard_in_step::skipped;
+}
 
 struct step_plan {
     block_pass first_pass = block_pass::measure;
@@ -133,7 +137,7 @@ struct step_plan {
     bool keeps_checksums = false; // with checksums of the gradients
     bool waits_for_room = false;  // a block whose record does not fit into the journal is not stepped yet
 
-    [[nodiscard]] bool takes_part(std::size_t shard) const noexcept { return shards[shard] != shard_in_step::skipped; }
+    [[nodiscard]] bool takes_part(std::size_t shard) const noexcept { return detail::takes_part(shards[shard]); }
     // Whether the assumed gradient factors equal the decided ones.
     [[nodiscard]] bool assumption_holds() const noexcept
     {

@@ -15,6 +15,7 @@
 #include <adamant/device.hpp>
 #include <adamant/error.hpp>
 #include <adamant/detail/device/device_session.hpp>
+#include <adamant/detail/engine/step_plan.hpp>
 #include <adamant/detail/zenflow/device_gradients.hpp>
 #include <adamant/detail/zenflow/zenflow_matrix.hpp>
 
@@ -132,23 +133,23 @@ public:
 
     // ---- A step
 
-    // Steps all residents whose param is present, with records, and writes their weights. steps: sorted by param, then
+    // Steps all residents whose param takes part, with records, and writes their weights. steps: sorted by param, then
     // as resident::step_of. is_new: the residents were just sent, so this writes the weights of all of them. Waits. If
     // it throws device_error, call roll_back().
-    void step(std::vector<group_step> const& steps, std::vector<std::uint8_t> const& present, bool is_new)
+    void step(std::vector<group_step> const& steps, std::vector<shard_in_step> const& params, bool is_new)
     {
         part_->forget_records();
         steps_ = steps;
         std::vector<std::uint32_t> pieces;
         for (std::size_t p = 0; p < param_of_piece_.size(); ++p)
-            if (present[param_of_piece_[p]] != 0)
+            if (takes_part(params[param_of_piece_[p]]))
                 pieces.push_back(static_cast<std::uint32_t>(p));
         for (std::size_t i = 0; i < residents_.size(); ++i)
-            if (present[i] != 0 && columns(i) != 0)
+            if (takes_part(params[i]) && columns(i) != 0)
                 device_->gather_columns(columns_of(i, shard_array::grad, arrays_[i].grad));
         run(block_pass::speculate, pieces);
         for (std::size_t i = 0; i < residents_.size(); ++i)
-            if (present[i] != 0 || is_new)
+            if (takes_part(params[i]) || is_new)
                 send_weights(i);
         wait();
         part_->forget_records(); // the step is complete

@@ -12,6 +12,7 @@
 
 #include <adamant/device.hpp>
 #include <adamant/detail/device/device_session.hpp>
+#include <adamant/detail/engine/step_plan.hpp>
 #include <adamant/detail/numerics/squares_total.hpp>
 #include <adamant/detail/zenflow/zenflow_matrix.hpp>
 
@@ -27,7 +28,7 @@ public:
     {
         std::size_t bytes = 0;
         std::vector<device_piece> whole;
-        std::vector<std::uint8_t> const all(matrices_.size(), std::uint8_t{1});
+        std::vector<shard_in_step> const all(matrices_.size(), shard_in_step::submitted);
         for (std::size_t i = 0; i < matrices_.size(); ++i) {
             result_offsets_.push_back(bytes);
             column_scoring const scoring = scoring_of(i, all);
@@ -68,27 +69,27 @@ public:
         offload_shard const& s = matrices_[param].shard();
         device_->copy_down(s.data(shard_array::grad), arrays_[param].grad, s.bytes(shard_array::grad, s.size()));
     }
-    // Waits for the submitted gradients' downloads and squares, and returns the sum of squares. present: a flag for
-    // each param.
-    [[nodiscard]] squares_total squares(std::vector<std::uint8_t> const& present)
+    // Waits for the submitted gradients' downloads and squares, and returns the sum of squares. params: those of the
+    // step.
+    [[nodiscard]] squares_total squares(std::vector<shard_in_step> const& params)
     {
         whole_->fetch(squares_, recorded_);
         device_.wait();
         squares_total total;
         for (std::size_t i = 0; i < matrices_.size(); ++i)
-            for (std::size_t b = 0; present[i] != 0 && b < matrices_[i].shard().blocks(); ++b)
+            for (std::size_t b = 0; takes_part(params[i]) && b < matrices_[i].shard().blocks(); ++b)
                 total.add(squares_[first_block_[i] + b]);
         return total;
     }
 
     // ---- Scores of columns
 
-    // The bits of the largest finite magnitude of each present matrix; zero for other params. Waits.
-    [[nodiscard]] std::vector<std::uint32_t> largest(std::vector<std::uint8_t> const& present)
+    // The bits of the largest finite magnitude of each matrix that takes part; zero for other params. Waits.
+    [[nodiscard]] std::vector<std::uint32_t> largest(std::vector<shard_in_step> const& params)
     {
         std::vector<column_scoring> all(matrices_.size());
         for (std::size_t i = 0; i < all.size(); ++i) {
-            all[i] = scoring_of(i, present);
+            all[i] = scoring_of(i, params);
             device_->find_largest(all[i]);
         }
         std::vector<std::uint32_t> result(all.size());
@@ -100,14 +101,14 @@ public:
             });
         return result;
     }
-    // Adds the scores of each present matrix to `scores`, which holds the columns of all matrices in order. Waits.
-    // scales: one for each param.
-    void add_scores(std::vector<std::uint8_t> const& present, column_score kind, std::vector<float> const& scales,
+    // Adds the scores of each matrix that takes part to `scores`, which holds the columns of all matrices in order.
+    // Waits. scales: one for each param.
+    void add_scores(std::vector<shard_in_step> const& params, column_score kind, std::vector<float> const& scales,
                     std::vector<std::int64_t>& scores)
     {
         std::vector<column_scoring> all(matrices_.size());
         for (std::size_t i = 0; i < all.size(); ++i) {
-            all[i] = scoring_of(i, present);
+            all[i] = scoring_of(i, params);
             all[i].kind = kind;
             all[i].scale = scales[i];
             device_->score_columns(all[i]);
@@ -123,10 +124,10 @@ public:
     }
 
 private:
-    [[nodiscard]] column_scoring scoring_of(std::size_t i, std::vector<std::uint8_t> const& present) const noexcept
+    [[nodiscard]] column_scoring scoring_of(std::size_t i, std::vector<shard_in_step> const& params) const noexcept
     {
         column_scoring scoring;
-        if (present[i] == 0 || matrices_[i].columns() == 0)
+        if (!takes_part(params[i]) || matrices_[i].columns() == 0)
             return scoring;
         scoring.grad = arrays_[i].grad;
         scoring.type = matrices_[i].shard().type(shard_array::grad);

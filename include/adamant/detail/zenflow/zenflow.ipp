@@ -164,7 +164,7 @@ ADAMANT_DECL void zenflow_optimizer::begin_step(step_values const& values)
     core_->started = std::chrono::steady_clock::now();
     if (core_->device_state() != nullptr)
         core_->usage_before = core_->device_state()->device().usage();
-    core_->submitted.assign(params(), detail::shard_in_step::awaited);
+    core_->model.in_step.assign(params(), detail::shard_in_step::awaited);
     core_->background.begin_step();
     core_->machine.open(false);
 }
@@ -176,12 +176,12 @@ ADAMANT_DECL void zenflow_optimizer::submit(shard_id param)
         core_->device_state()->gradients().submit(param.index);
         core_->background.download(param.index);
     }
-    core_->submitted[param.index] = detail::shard_in_step::submitted;
+    core_->model.in_step[param.index] = detail::shard_in_step::submitted;
 }
 ADAMANT_DECL void zenflow_optimizer::skip(shard_id param)
 {
     core_->rules.shard_awaited("skip()", param.index);
-    core_->submitted[param.index] = detail::shard_in_step::skipped;
+    core_->model.in_step[param.index] = detail::shard_in_step::skipped;
 }
 ADAMANT_DECL zenflow_report zenflow_optimizer::finish()
 {
@@ -190,9 +190,6 @@ ADAMANT_DECL zenflow_report zenflow_optimizer::finish()
     detail::zenflow_core& core = *core_;
     core.rules.step_open("finish()");
     core.rules.all_submitted();
-    core.model.present.resize(params());
-    for (std::size_t i = 0; i < params(); ++i)
-        core.model.present[i] = core.submitted[i] == detail::shard_in_step::submitted;
     core.background.finish_sums();
     zenflow_report report;
     detail::begin_report(report, cpu(), core.pus, core.terms);

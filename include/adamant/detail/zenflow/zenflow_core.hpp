@@ -84,7 +84,6 @@ struct zenflow_core {
     zenflow_options zenflow;
     optimizer_options options;
     zenflow_model model;
-    std::vector<shard_in_step> submitted; // of the open step
     std::chrono::steady_clock::time_point started;
     std::string pus;
     step_terms terms;
@@ -94,7 +93,7 @@ struct zenflow_core {
     device_usage usage_before;
     background_team team;
     zenflow_background background{model, machine, team}; // its threads use the model
-    call_rules rules{"param", model.registry, machine, submitted, team};
+    call_rules rules{"param", model.registry, machine, model.in_step, team};
     zenflow_session session{model, zenflow, options, background};
 };
 

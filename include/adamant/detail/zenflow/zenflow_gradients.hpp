@@ -40,7 +40,7 @@ public:
         norm_verdict verdict;
         squares_total total;
         if (device_state != nullptr)
-            total = device_state->gradients().squares(model_.present); // waits for the downloads, too
+            total = device_state->gradients().squares(model_.in_step); // waits for the downloads, too
         if (!measures_gradients(terms, options_)) {
             report_norm(report, false, {}, verdict);
             return verdict;
@@ -74,7 +74,7 @@ public:
     {
         std::vector<std::int64_t> numbers(model_.size());
         std::vector<std::uint32_t> const device_largest =
-            device_state != nullptr ? device_state->gradients().largest(model_.present) : std::vector<std::uint32_t>();
+            device_state != nullptr ? device_state->gradients().largest(model_.in_step) : std::vector<std::uint32_t>();
         for (std::size_t i = 0; i < model_.size(); ++i) {
             zenflow_matrix const& m = model_.matrices[i];
             float& largest = model_.params[i].largest;
@@ -107,7 +107,7 @@ public:
                                   m.rows(), m.columns(), largest, zenflow_.score, std::span(scores).subspan(first));
         }
         if (device_state != nullptr)
-            device_state->gradients().add_scores(model_.present, zenflow_.score, scales, scores);
+            device_state->gradients().add_scores(model_.in_step, zenflow_.score, scales, scores);
         if (zenflow_.reduce_columns)
             zenflow_.reduce_columns(scores, column_reduction::sum);
         std::vector<column_candidates> candidates;

@@ -23,7 +23,6 @@ namespace detail {
 struct zenflow_param_state {
     std::vector<std::uint64_t> counts;          // updates of each column
     std::vector<std::uint8_t> selected, wanted; // for each column; wanted: the selection being made
-    std::vector<std::uint8_t> before;           // the previous selection
     std::vector<std::uint8_t> late;       // columns whose deferred update runs early, because they are selected now
     std::vector<std::uint32_t> late_list; // `late` as a list
     std::vector<std::uint32_t> list;      // the selected columns
@@ -57,7 +56,7 @@ struct zenflow_model {
     adamant::detail::registry registry;
     std::vector<zenflow_matrix> matrices; // for each param; a vector has 0 columns
     std::vector<zenflow_param_state> params;
-    std::vector<std::uint8_t> present; // for each param: whether it takes part in this step
+    std::vector<shard_in_step> in_step; // the params of the open step
     std::vector<zenflow_part> blocks, rows;
     std::size_t all_elems = 0, matrix_elems = 0;
     bool is_laid_out = false;
@@ -65,7 +64,7 @@ struct zenflow_model {
     [[nodiscard]] std::size_t size() const noexcept { return matrices.size(); }
     [[nodiscard]] bool is_matrix(std::size_t i) const noexcept { return matrices[i].columns() != 0; }
     [[nodiscard]] bool is_empty(std::size_t i) const noexcept { return matrices[i].shard().size() == 0; }
-    [[nodiscard]] bool takes_part(std::size_t i) const noexcept { return present[i] != 0; }
+    [[nodiscard]] bool takes_part(std::size_t i) const noexcept { return detail::takes_part(in_step[i]); }
     // Rows of this rank. The elements of a vector are its rows.
     [[nodiscard]] std::size_t own_rows(std::size_t i) const noexcept
     {
@@ -99,7 +98,6 @@ struct zenflow_model {
         state.counts.resize(columns == 0 ? 1 : columns);
         state.selected.resize(columns);
         state.wanted.resize(columns);
-        state.before.reserve(columns);
         state.late.reserve(columns);
         state.late_list.reserve(columns);
         std::size_t const number = registry.add_shard(group, name, shard, {}, std::move(place), cpu.tier());

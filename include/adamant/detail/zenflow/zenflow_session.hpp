@@ -95,9 +95,12 @@ public:
         // Nothing fails from here on.
         if (device_state == nullptr) {
             if (selects)
-                change_selection(report);
+                prepare_selection(report);
             host_.step(background_.access());
         }
+        for (zenflow_param_state& state : model_.params)
+            if (selects)
+                state.selected = state.wanted;
         count_selected(report);
         position_ = after;
         deferred_norm_ = deferred_norm;
@@ -135,13 +138,13 @@ private:
     void try_to_step_on_device(device_columns& device_state, bool selects, zenflow_report& report)
     {
         for (zenflow_param_state& state : model_.params)
-            state.before.clear();
+            state.late.clear();
         bool const is_new = selects || !device_state.has_state();
         if (is_new) {
             device_state.copy_to_host();
             device_state.drop();
             if (selects)
-                change_selection(report);
+                prepare_selection(report);
             std::vector<resident> all;
             static std::vector<std::uint32_t> const first_column = {0};
             for (std::size_t i = 0; i < model_.size(); ++i) {
@@ -155,10 +158,10 @@ private:
         std::vector<group_step> steps;
         for (zenflow_param_state const& state : model_.params)
             steps.insert(steps.end(), state.steps.begin(), state.steps.end());
-        device_state.step(steps, model_.present, is_new);
+        device_state.step(steps, model_.in_step, is_new);
     }
-    // Changes the selection. Newly selected columns run their deferred update first.
-    void change_selection(zenflow_report& report)
+    // Runs the deferred update of newly selected columns, which comes before their first immediate one.
+    void prepare_selection(zenflow_report& report)
     {
         report.selected = true;
         deferred_update& current = background_.current();
@@ -174,8 +177,6 @@ private:
                 moved[c] = current.is_active() && state.wanted[c] != 0 && current.parts[i].columns[c] != 0;
                 late = late || moved[c] != 0;
             }
-            state.before = state.selected;
-            state.selected = state.wanted;
             if (!late)
                 continue;
             if (!current.is_done())
@@ -188,18 +189,15 @@ private:
             model_.copy_weights(i, state.late_list);
         }
     }
-    // Restores the selection after a failed step. The columns whose deferred update ran early are published with the
+    // Keeps the selection after a failed step. The columns whose deferred update ran early are published with the
     // others.
     void keep_selection() noexcept
     {
         background_.settle(); // otherwise these columns would be stepped again
         for (std::size_t i = 0; i < model_.size(); ++i) {
-            zenflow_param_state& state = model_.params[i];
-            if (state.before.empty())
-                continue;
-            state.selected = state.before;
-            for (std::size_t c = 0; c < state.late.size(); ++c)
-                if (state.late[c] != 0)
+            std::vector<std::uint8_t> const& late = model_.params[i].late;
+            for (std::size_t c = 0; c < late.size(); ++c)
+                if (late[c] != 0)
                     background_.current().parts[i].columns[c] = 1;
         }
     }
