@@ -221,6 +221,7 @@ ADAMANT_DECL optimizer_report optimizer::step(step_values const& values)
 ADAMANT_DECL optimizer_report optimizer::step_gradients(std::span<void const* const> gradients,
                                                         step_values const& values)
 {
+    core_->rules.between_steps("step_gradients()");
     core_->rules.gradient_for_each(gradients.size());
     bool all = true;
     for (std::size_t i = 0; i < gradients.size(); ++i) {

@@ -55,6 +55,7 @@ ADAMANT_DECL zenflow_optimizer::~zenflow_optimizer() = default;
 
 ADAMANT_DECL group_id zenflow_optimizer::add_group(parameter_group group)
 {
+    core_->between_steps("add_group()");
     return core_->model.registry.add_group(std::move(group));
 }
 ADAMANT_DECL group_id zenflow_optimizer::add_group(std::string name, hyperparameters const& hyper, bool maximize)
@@ -68,11 +69,13 @@ ADAMANT_DECL std::vector<parameter_group> const& zenflow_optimizer::groups() con
 ADAMANT_DECL void zenflow_optimizer::set_hyperparameters(group_id group, hyperparameters const& hyper)
 {
     no_traps_scope const no_traps;
+    core_->between_steps("set_hyperparameters()");
     core_->model.registry.set_hyperparameters(group.index, hyper);
 }
 ADAMANT_DECL shard_id zenflow_optimizer::add_param(zenflow_param added)
 {
     no_traps_scope const no_traps;
+    core_->between_steps("add_param()");
     if (steps() != 0)
         detail::throw_invalid_argument({"cannot add param '", added.name, "' after ", detail::counted(steps(), "step"),
                                         ". Add all params before the first step."});
@@ -115,6 +118,7 @@ ADAMANT_DECL std::size_t zenflow_optimizer::memory_bytes() const noexcept
 ADAMANT_DECL void zenflow_optimizer::prepare()
 {
     no_traps_scope const no_traps;
+    core_->between_steps("prepare()");
     core_->build_layout();
 }
 
@@ -122,6 +126,7 @@ ADAMANT_DECL void zenflow_optimizer::prepare()
 
 ADAMANT_DECL zenflow_report zenflow_optimizer::step(step_values const& values)
 {
+    core_->between_steps("step()");
     begin_step(values);
     try {
         for (std::size_t i = 0; i < params(); ++i)
@@ -242,6 +247,7 @@ ADAMANT_DECL void zenflow_optimizer::flush()
 
 ADAMANT_DECL void zenflow_optimizer::set_device_arrays(shard_id param, device_arrays const& arrays)
 {
+    core_->between_steps("set_device_arrays()");
     core_->model.registry.require_shard(param.index);
     if (core_->device_state() != nullptr)
         detail::throw_invalid_argument({"cannot call set_device_arrays() after place(). Call place(nullptr) first."});

@@ -1,0 +1,320 @@
+// SPDX-License-Identifier: Apache-2.0
+// Calls in random order, right and wrong ones, with and without a device that fails: optimizers with and without
+// deferred gradients must both behave as one model of a step says.
+#include <algorithm>
+#include <limits>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "both_optimizers.hpp"
+#include "catch.hpp"
+
+using namespace both;
+
+namespace {
+
+enum class call_kind {
+    begin_step,
+    submit,
+    skip,
+    finish,
+    abandon,
+    step,
+    step_gradients,
+    set_gradient,
+    set_hyperparameters,
+    add_group,
+    prepare,
+    state,
+    load
+};
+constexpr std::size_t call_kinds = 13;
+constexpr char const* names[] = {"begin_step()",
+                                 "submit()",
+                                 "skip()",
+                                 "finish()",
+                                 "abandon()",
+                                 "step()",
+                                 "step_gradients()",
+                                 "set_gradient()",
+                                 "set_hyperparameters()",
+                                 "add_group()",
+                                 "prepare()",
+                                 "state()",
+                                 "load()"};
+
+enum class item { awaited, submitted, skipped };
+
+// The states of a step, for optimizers of any kind.
+struct session_model {
+    std::vector<item> items;
+    bool is_open = false;
+    std::uint64_t steps = 0;
+
+    // A part of the error that a call must throw; empty if it succeeds.
+    [[nodiscard]] std::string refusal(call_kind call, std::size_t i) const
+    {
+        bool const is_of_shard = call == call_kind::submit || call == call_kind::skip;
+        if (call == call_kind::finish || call == call_kind::abandon || is_of_shard) {
+            if (!is_open)
+                return std::string("cannot call ") + names[std::size_t(call)] + ": no step is open";
+        } else if (call != call_kind::set_gradient && is_open) {
+            return std::string("cannot call ") + names[std::size_t(call)] + ": a step is in progress";
+        }
+        if (is_of_shard || call == call_kind::set_gradient) {
+            if (i >= items.size())
+                return "there is no shard";
+            if (is_open && items[i] != item::awaited)
+                return items[i] == item::submitted ? "has been submitted in this step"
+                                                   : "has been skipped in this step";
+        }
+        if (call == call_kind::finish && count(item::awaited) != 0)
+            return std::to_string(count(item::awaited)) + " of " + std::to_string(items.size());
+        return {};
+    }
+    // The change that a call without an error makes.
+    void take(call_kind call, std::size_t i)
+    {
+        if (call == call_kind::begin_step)
+            items.assign(items.size(), item::awaited);
+        is_open = call == call_kind::begin_step || (is_open && call != call_kind::finish && call != call_kind::abandon);
+        if (call == call_kind::submit)
+            items[i] = item::submitted;
+        if (call == call_kind::skip)
+            items[i] = item::skipped;
+    }
+    [[nodiscard]] std::size_t count(item wanted) const
+    {
+        return static_cast<std::size_t>(std::count(items.begin(), items.end(), wanted));
+    }
+};
+
+template <class Subject>
+class walker {
+public:
+    walker(std::uint64_t seed, subject_options const& options, bool has_device)
+        : random_(seed), on_(has_device ? std::make_shared<emulated_device>() : nullptr), mine_(make_arrays(seed)),
+          expected_(make_arrays(seed)), subject_(mine_, options), reference_(expected_, without_team(options))
+    {
+        if (on_ != nullptr) {
+            subject_.prepare_place(on_);
+            subject_.place(on_);
+        }
+        model_.items.assign(mine_.size(), item::awaited);
+        draw_gradients();
+    }
+    // An emulated device that hangs or has failed must go on for the destructors.
+    ~walker()
+    {
+        if (on_ != nullptr)
+            on_->resume();
+    }
+
+    void walk(int calls)
+    {
+        for (int k = 0; k < calls; ++k) {
+            call_kind call = static_cast<call_kind>(random_.below(call_kinds));
+            std::size_t i = random_.below(mine_.size() + (random_.below(8) == 0));
+            if (random_.below(3) != 0) { // a step would rarely be complete
+                bool const is_complete = model_.count(item::awaited) == 0;
+                call = !model_.is_open ? call_kind::begin_step : is_complete ? call_kind::finish : call_kind::submit;
+            }
+            INFO("call " << k << ": " << names[std::size_t(call)] << ", shard " << i << ", open " << model_.is_open);
+            make(call, i);
+            REQUIRE(subject_.by.steps() == model_.steps);
+        }
+        if (model_.is_open)
+            make(call_kind::abandon, 0);
+        compare();
+    }
+    std::size_t failures = 0, skipped = 0;
+
+private:
+    static subject_options without_team(subject_options options)
+    {
+        options.threads = 0;
+        return options;
+    }
+    static std::vector<param_arrays> make_arrays(std::uint64_t seed)
+    {
+        test::random_bits random(seed);
+        std::vector<param_arrays> all;
+        all.emplace_back(96, 130, random);
+        all.emplace_back(64, 7, random);
+        all.emplace_back(5000, 0, random);
+        return all;
+    }
+    void draw_gradients()
+    {
+        bool const is_bad = random_.below(8) == 0;
+        gradients_.resize(mine_.size());
+        for (std::size_t i = 0; i < mine_.size(); ++i) {
+            gradients_[i].resize(mine_[i].grad.size());
+            for (float& each : gradients_[i])
+                each = test::with_exponent(random_(), -12, -3);
+            if (is_bad && i == 1)
+                gradients_[i][3] = std::numeric_limits<float>::infinity();
+        }
+        subject_.set_gradients(gradients_);
+    }
+
+    // Makes one call, and compares what becomes of it with the model.
+    void make(call_kind call, std::size_t i)
+    {
+        std::string const refusal = model_.refusal(call, i);
+        bool const steps = call == call_kind::finish || call == call_kind::step || call == call_kind::step_gradients;
+        bool is_armed = false;
+        if (on_ != nullptr && steps && refusal.empty() && random_.below(3) == 0) {
+            constexpr device_operation kinds[] = {device_operation::copy_up, device_operation::copy_down,
+                                                  device_operation::work};
+            on_->fail(kinds[random_.below(3)], random_.below(6));
+            is_armed = true;
+        }
+        std::vector<void const*> const gradients = gradients_of(call);
+        optimizer_report report;
+        try {
+            run(call, i, gradients, report);
+        } catch (invalid_argument const& error) {
+            INFO(error.what() << "\nexpected: " << refusal);
+            REQUIRE(!refusal.empty());
+            REQUIRE(std::string(error.what()).find(refusal) != std::string::npos);
+            return;
+        } catch (device_error const& error) {
+            INFO(error.what());
+            REQUIRE(is_armed);
+            ++failures;
+            on_->resume();
+            model_.is_open = false;
+            if (std::string(error.what()).find("is complete nevertheless") != std::string::npos)
+                step_reference(gradients);
+            REQUIRE(subject_.by.steps() == model_.steps);
+            recover();
+            compare();
+            draw_gradients();
+            return;
+        }
+        INFO("expected: " << refusal);
+        REQUIRE(refusal == "");
+        if (is_armed)
+            recover();
+        model_.take(call, i);
+        if (steps) {
+            optimizer_report const expected = step_reference(gradients);
+            REQUIRE(report.outcome == expected.outcome);
+            REQUIRE(report.nonfinite_grads == expected.nonfinite_grads);
+            skipped += report.outcome == step_outcome::skipped;
+            draw_gradients();
+        }
+        if (call == call_kind::abandon || call == call_kind::state || call == call_kind::load)
+            compare();
+    }
+    void run(call_kind call, std::size_t i, std::vector<void const*> const& gradients, optimizer_report& report)
+    {
+        auto& by = subject_.by;
+        switch (call) {
+        case call_kind::begin_step: return by.begin_step();
+        case call_kind::submit: return by.submit(i);
+        case call_kind::skip: return by.skip(i);
+        case call_kind::finish: report = by.finish(); return;
+        case call_kind::abandon: return by.abandon();
+        case call_kind::step: report = by.step(); return;
+        case call_kind::step_gradients: report = by.step_gradients(gradients); return;
+        case call_kind::set_gradient: return by.set_gradient(i, mine_[i % mine_.size()].grad.data());
+        case call_kind::set_hyperparameters: return by.set_hyperparameters(0, by.groups()[0].hyper);
+        case call_kind::add_group: by.add_group("group " + std::to_string(by.groups().size()), {}); return;
+        case call_kind::prepare: return by.prepare();
+        case call_kind::state: (void)by.state(); return;
+        case call_kind::load: return by.load(model_.is_open ? decltype(by.state()){} : by.state());
+        }
+    }
+    // The gradients of a step that ends with this call: null for a shard that takes no part.
+    std::vector<void const*> gradients_of(call_kind call)
+    {
+        std::vector<void const*> gradients;
+        for (std::size_t i = 0; i < mine_.size(); ++i) {
+            bool const is_skipped = call == call_kind::finish           ? model_.items[i] == item::skipped
+                                    : call == call_kind::step_gradients ? random_.below(4) == 0
+                                                                        : false;
+            gradients.push_back(is_skipped ? nullptr : mine_[i].grad.data());
+        }
+        return gradients;
+    }
+    // The same step of the reference, which is made of whole steps only.
+    optimizer_report step_reference(std::vector<void const*> gradients)
+    {
+        reference_.set_gradients(gradients_);
+        for (std::size_t i = 0; i < mine_.size(); ++i)
+            if (gradients[i] != nullptr)
+                gradients[i] = expected_[i].grad.data();
+        optimizer_report const report = reference_.by.step_gradients(gradients);
+        model_.steps = reference_.by.steps();
+        return report;
+    }
+    // What goes on in the background after a step may have failed, too.
+    void recover()
+    {
+        on_->resume();
+        for (int attempt = 0; attempt < 3; ++attempt) {
+            try {
+                (void)subject_.by.state();
+                return;
+            } catch (device_error const&) {
+                on_->resume();
+            } catch (invalid_argument const&) {
+                return; // a step is open
+            }
+        }
+        FAIL("the device does not recover");
+    }
+    void compare() { REQUIRE(difference(contents(subject_), contents(reference_)) == ""); }
+
+    test::random_bits random_;
+    session_model model_;
+    std::shared_ptr<emulated_device> on_;
+    std::vector<param_arrays> mine_, expected_;
+    std::vector<std::vector<float>> gradients_; // of the next step
+    Subject subject_, reference_;
+};
+
+template <class Subject>
+void walk_all(std::uint64_t first, std::uint64_t end)
+{
+    std::size_t failures = 0, skipped = 0;
+    for (std::uint64_t seed = first; seed < end; ++seed) {
+        subject_options options;
+        options.threads = seed % 3 == 0 ? 0 : 2;
+        options.step.max_norm = seed % 4 < 2 ? 0.05 : 0;
+        options.step.speculate = static_cast<speculation>(seed % 3);
+        options.step.device_timeout_s = 20;
+        options.zenflow = {.topk_ratio = 0.2, .select_interval = 3, .update_interval = 2};
+        options.zenflow.overlap = seed % 5 != 0;
+        if (seed % 7 == 0)
+            options.zenflow.update_interval.reset();
+        INFO("seed " << seed);
+        walker<Subject> each(seed, options, seed % 2 == 1);
+        each.walk(150);
+        failures += each.failures;
+        skipped += each.skipped;
+    }
+    CHECK(failures > (end - first) / 4);
+    CHECK(skipped > end - first);
+}
+
+} // namespace
+
+TEST_CASE("calls in any order go by one model of a step: the optimizer", "[both]")
+{
+    walk_all<plain_subject>(1, 13);
+}
+
+TEST_CASE("calls in any order go by one model of a step: the optimizer with deferred gradients", "[both]")
+{
+    walk_all<zenflow_subject>(1, 13);
+}
+
+TEST_CASE("calls in any order go by one model of a step, many of them", "[slow][once]")
+{
+    walk_all<plain_subject>(100, 160);
+    walk_all<zenflow_subject>(100, 160);
+}
