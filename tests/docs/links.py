@@ -65,6 +65,11 @@ def main():
         for name in CALL.findall(functions):
             if not re.search(rf"^(?!.*return)[^=]*\b{name}\(", source, re.MULTILINE):
                 problems.append(f"docs/design.md: {file} has no {name}()")
+    # It reaches a kernel through at most six files.
+    files = [row.split("|")[1].strip(" `") for row in walk]
+    to_kernel = list(dict.fromkeys(files[:next(i for i, file in enumerate(files) if "/kernels/" in file)]))
+    if len(to_kernel) > 6:
+        problems.append(f"docs/design.md: a gradient goes through {len(to_kernel)} files: {', '.join(to_kernel)}")
     if len(walk) < 15:
         problems.append(f"only {len(walk)} rows of a gradient's way were found: this test looks in the wrong place")
     # The page on C has every function.
