@@ -1,22 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
-// Background work on idle threads: accumulation of gradients, and the deferred update of a window. Both run in tiles
-// that are planned before anything is written.
+// The work that ZenFlow does on idle threads: accumulation of gradients, and the deferred update of a window. Both are
+// lists of tiles that are planned before anything is written.
 #pragma once
 
 #include <atomic>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
-#include <functional>
-#include <memory>
 #include <mutex>
-#include <new>
 #include <optional>
 #include <utility>
 #include <vector>
 
 #include <adamant/executor.hpp>
-#include <adamant/detail/exec/background_team.hpp>
 #include <adamant/detail/exec/for_each_part.hpp>
 #include <adamant/detail/zenflow/zenflow_matrix.hpp>
 
@@ -107,8 +103,6 @@ class deferred_update {
 public:
     std::vector<deferred_part> parts; // for each matrix
     bool zero_nonfinite = false;
-    // If set, called with each matrix whose update is complete, in the thread that completed it. Must not throw.
-    std::function<void(std::size_t)> matrix_done = {};
 
     [[nodiscard]] bool is_active() const noexcept { return is_active_; }
     [[nodiscard]] bool is_done() const noexcept { return work_.is_done(); }
@@ -145,12 +139,14 @@ public:
     {
         return zenflow_matrix::strip_columns * zenflow_matrix::strip_rows;
     }
-    // Runs one tile. Returns false if no tile is left.
-    bool do_next(std::vector<zenflow_matrix> const& matrices, kernel::memory_access access) noexcept
+    // Runs one tile, and calls matrix_done(matrix) after the last one of a matrix. Returns false if no tile is left.
+    template <class MatrixDone>
+    bool do_next(std::vector<zenflow_matrix> const& matrices, kernel::memory_access access,
+                 MatrixDone const& matrix_done) noexcept
     {
         return work_.do_next([&](tile const& t) {
             do_tile(matrices, t, parts[t.matrix].columns, access);
-            if (--tiles_left_[t.matrix] == 0 && matrix_done)
+            if (--tiles_left_[t.matrix] == 0)
                 matrix_done(t.matrix);
         });
     }
@@ -184,94 +180,6 @@ private:
     tiled_work<tile> work_;
     std::vector<std::atomic<std::size_t>> tiles_left_; // for each matrix: tiles not done yet
     bool is_active_ = false;
-};
-
-// Runs that work on idle threads of a team: sums first, then the deferred update.
-class deferred_worker {
-public:
-    // when_summed: called when all gradients of a step are accumulated, in any thread, possibly more than once. Must
-    // not throw.
-    deferred_worker(executor const& cpu, background_team const& team, std::function<void()> when_summed)
-        : cpu_(cpu), team_(team), when_summed_(std::move(when_summed))
-    {
-    }
-    deferred_worker(deferred_worker const&) = delete;
-    deferred_worker& operator=(deferred_worker const&) = delete;
-    ~deferred_worker() { rest(); }
-
-    // Whether this process was forked while work was running. If so, its locks may stay locked forever.
-    [[nodiscard]] bool is_left_behind() const noexcept
-    {
-        return !team_.in_this_process() && drain_ != nullptr && !drain_->done();
-    }
-    // Starts background work on the sums, and then on `step` unless null. Returns immediately. If memory is short,
-    // nothing starts, and finish() does the work. Requires that the team is ensured.
-    void resume(sum_work& sums, deferred_update* step, std::vector<zenflow_matrix> const& matrices) noexcept
-    {
-        if (step != nullptr && (!step->is_active() || step->is_done()))
-            step = nullptr;
-        if (sums.is_done() && step == nullptr)
-            return;
-        try {
-            // The previous drain, which may have less work, leaves as soon as it sees that this one waits.
-            drain_.reset(new submission<drain>(team_->submit(drain{this, &sums, step, &matrices})));
-        } catch (std::bad_alloc const&) {
-        }
-    }
-    // Finishes the sums, and the deferred update if given. Waits.
-    void finish(sum_work& sums)
-    {
-        if (sums.is_done())
-            return;
-        rest();
-        for_each_part(cpu_, sums.size(), sums.size() * 65536, [&](std::size_t) { (void)sums.do_next(accumulate); });
-        when_summed_();
-    }
-    void finish(sum_work& sums, deferred_update& step, std::vector<zenflow_matrix> const& matrices)
-    {
-        finish(sums);
-        if (!step.is_active())
-            return;
-        rest();
-        if (!step.is_done())
-            for_each_part(cpu_, step.tiles(), step.tiles() * deferred_update::tile_elems(),
-                          [&](std::size_t) { (void)step.do_next(matrices, access()); });
-    }
-    [[nodiscard]] kernel::memory_access access() const noexcept { return {false, cpu_.prefetch_bytes()}; }
-
-private:
-    static void accumulate(sum_tile const& t) noexcept
-    {
-        t.matrix->accumulate(t.begin, t.end, *t.step, t.first, t.sums);
-    }
-    // Waits for the drain. While no other caller waits for the team, the drain runs until its work is done.
-    void rest() noexcept { drain_.reset(); }
-
-    struct drain {
-        deferred_worker const* worker;
-        sum_work* sums;
-        deferred_update* step; // may be null
-        std::vector<zenflow_matrix> const* matrices;
-        void operator()(unsigned) const noexcept
-        {
-            while (!worker->team_->others_wait()) {
-                if (sums->do_next(accumulate)) {
-                    if (sums->is_done())
-                        worker->when_summed_();
-                    continue;
-                }
-                if (step == nullptr)
-                    return;
-                if (sums->is_done() && !step->do_next(*matrices, worker->access()))
-                    return;
-            }
-        }
-    };
-
-    executor cpu_;
-    background_team const& team_;
-    std::function<void()> when_summed_;
-    std::unique_ptr<submission<drain>> drain_; // last: it uses the other members
 };
 
 } // namespace detail

@@ -17,6 +17,8 @@
 #include <adamant/error.hpp>
 #include <adamant/zenflow.hpp>
 #include <adamant/detail/engine/step_machine.hpp>
+#include <adamant/detail/exec/background_team.hpp>
+#include <adamant/detail/exec/for_each_part.hpp>
 #include <adamant/detail/zenflow/deferred_update.hpp>
 #include <adamant/detail/zenflow/device_columns.hpp>
 #include <adamant/detail/zenflow/zenflow_model.hpp>
@@ -28,7 +30,7 @@ class zenflow_background {
 public:
     // machine: becomes inconsistent if a rollback fails.
     zenflow_background(zenflow_model& model, step_machine& machine, background_team& team)
-        : model_(model), machine_(machine), team_(team), worker_(model.cpu, team, [this] { try_download_rest(); })
+        : model_(model), machine_(machine), team_(team)
     {
     }
 
@@ -44,7 +46,7 @@ public:
         for (std::size_t i = 0; i < model_.size(); ++i)
             publishing_[i].reserve(model_.matrices[i].columns());
     }
-    [[nodiscard]] kernel::memory_access access() const noexcept { return worker_.access(); }
+    [[nodiscard]] kernel::memory_access access() const noexcept { return {false, model_.cpu.prefetch_bytes()}; }
 
     // ---- The device
 
@@ -91,12 +93,13 @@ public:
     // Whether this process was forked while work was running, or while a device had state.
     [[nodiscard]] bool is_left_behind() const noexcept
     {
-        return worker_.is_left_behind() || (device_state_ != nullptr && !team_.in_this_process());
+        return !team_.in_this_process() && (is_working() || device_state_ != nullptr);
     }
-    // Throws unavailable in a forked child process only if background work was running at the fork.
+    // Throws unavailable in a forked child process only if background work was running at the fork: its locks may stay
+    // locked forever.
     void check_at_rest() const
     {
-        if (worker_.is_left_behind())
+        if (is_working())
             team_.check_process();
     }
     // Call in a handler of device_error: rolls back the device to the state before the step. Throws if the device does
@@ -152,7 +155,7 @@ public:
     }
     void finish_sums()
     {
-        worker_.finish(sums_);
+        do_sums();
         download_rest();
     }
     [[nodiscard]] double take_busy_s_of_sums() noexcept { return sums_.take_busy_s(); }
@@ -169,23 +172,32 @@ public:
     {
         std::swap(current_, next_);
         nothing_is_staged();
-        current_->matrix_done = {};
-        if (device_state_ != nullptr)
-            current_->matrix_done = [this](std::size_t matrix) {
-                try {
-                    staged_[matrix] = device_state_->stage(matrix);
-                } catch (std::bad_alloc const&) { // try_to_publish() stages it again
-                }
-            };
         current_->begin();
     }
-    // Resumes background work. only_sums: without the deferred update.
+    // Starts background work on the sums, and then, unless only_sums, on the deferred update. Returns immediately. If
+    // memory is short, nothing starts, and finish_sums() and settle() do the work.
     void resume(bool only_sums) noexcept
     {
-        worker_.resume(sums_, only_sums || publishing_is_due_ ? nullptr : current_.get(), model_.matrices);
+        bool const updates = !only_sums && !publishing_is_due_ && current_->is_active() && !current_->is_done();
+        if (sums_.is_done() && !updates)
+            return;
+        try {
+            // The previous drain, which may have less work, leaves as soon as it sees that this one waits.
+            drain_.reset(new submission<drain>(team_->submit(drain{this, updates})));
+        } catch (std::bad_alloc const&) {
+        }
     }
     // Finishes all background work.
-    void settle() { worker_.finish(sums_, *current_, model_.matrices); }
+    void settle()
+    {
+        do_sums();
+        if (!current_->is_active())
+            return;
+        rest();
+        if (!current_->is_done())
+            for_each_part(model_.cpu, current_->tiles(), current_->tiles() * deferred_update::tile_elems(),
+                          [&](std::size_t) { (void)do_next_of_update(); });
+    }
     // Forgets the current deferred update, and all weights to publish.
     void forget()
     {
@@ -248,6 +260,50 @@ public:
     }
 
 private:
+    // A request to the team: works until nothing is left, or until another request waits.
+    struct drain {
+        zenflow_background* owner;
+        bool updates; // also runs the deferred update
+        void operator()(unsigned) const noexcept
+        {
+            while (!owner->team_->others_wait()) {
+                if (owner->sums_.do_next(accumulate)) {
+                    if (owner->sums_.is_done())
+                        owner->try_download_rest();
+                } else if (!updates || (owner->sums_.is_done() && !owner->do_next_of_update())) {
+                    return;
+                }
+            }
+        }
+    };
+    static void accumulate(sum_tile const& t) noexcept
+    {
+        t.matrix->accumulate(t.begin, t.end, *t.step, t.first, t.sums);
+    }
+    // Runs one tile of the deferred update. The weights of a matrix are staged after its last one. Returns false if no
+    // tile is left.
+    bool do_next_of_update() noexcept
+    {
+        return current_->do_next(model_.matrices, access(), [this](std::size_t matrix) {
+            try {
+                if (device_state_ != nullptr)
+                    staged_[matrix] = device_state_->stage(matrix);
+            } catch (std::bad_alloc const&) { // try_to_publish() stages it again
+            }
+        });
+    }
+    void do_sums()
+    {
+        if (sums_.is_done())
+            return;
+        rest();
+        for_each_part(model_.cpu, sums_.size(), sums_.size() * 65536,
+                      [&](std::size_t) { (void)sums_.do_next(accumulate); });
+        try_download_rest();
+    }
+    [[nodiscard]] bool is_working() const noexcept { return drain_ != nullptr && !drain_->done(); }
+    // Waits for the drain. While no other caller waits for the team, the drain runs until its work is done.
+    void rest() noexcept { drain_.reset(); }
     void download_rest()
     {
         std::lock_guard const lock(down_mutex_);
@@ -308,7 +364,7 @@ private:
     std::size_t down_ = 0;                  // from this index on
     std::unique_ptr<deferred_update> current_ = std::make_unique<deferred_update>();
     std::unique_ptr<deferred_update> next_ = std::make_unique<deferred_update>();
-    deferred_worker worker_; // last: its threads use the other members
+    std::unique_ptr<submission<drain>> drain_; // last: it uses the other members
 };
 
 } // namespace detail
