@@ -114,6 +114,21 @@ public:
              "device_records in the options), so params and moments are inconsistent. Call load() with a complete "
              "state."});
     }
+    // on: where the shards are now; null without a device.
+    void may_place(device const* target, placement const& requested, device const* on,
+                   optimizer_options const& options) const
+    {
+        if (options.keep_last_step && !options.device_records && requested.device_elems != 0)
+            throw_invalid_argument({"cannot place shards on a device: keep_last_step requires records on the device. "
+                                    "Set device_records in the options."});
+        validate(requested, registry_.sizes());
+        if (target == nullptr && requested.device_elems != 0)
+            throw_invalid_argument({"cannot place ", counted(requested.device_elems, "element"),
+                                    " on a device: the device is a null pointer"});
+        if (registry_.has_device_arrays() && on != nullptr && target != nullptr && on != target)
+            throw_invalid_argument({"cannot place shards on ", target->name(), ": they have arrays on ", on->name(),
+                                    ". Call place(nullptr, ...) first."});
+    }
     void no_device(char const* call, device const* on) const
     {
         if (on != nullptr)

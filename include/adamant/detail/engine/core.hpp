@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstddef>
+#include <memory>
 #include <mutex>
 #include <string>
 #include <utility>
@@ -11,6 +12,7 @@
 #include <adamant/executor.hpp>
 #include <adamant/optimizer_options.hpp>
 #include <adamant/detail/engine/call_rules.hpp>
+#include <adamant/detail/engine/device_partition.hpp>
 #include <adamant/detail/engine/memory_needs.hpp>
 #include <adamant/detail/engine/registry.hpp>
 #include <adamant/detail/engine/step_session.hpp>
@@ -94,6 +96,28 @@ struct optimizer_core {
         if (kind == step_kind::async || partition() != nullptr || (as_they_arrive && !dispatcher().works_in_submit()))
             team().ensure();
         session.open(values, as_they_arrive, kind == step_kind::async);
+    }
+    // Throws as device_backend::place().
+    void move_shards(std::shared_ptr<adamant::device> target, std::vector<shard_piece> const& pieces)
+    {
+        if (partition() == nullptr) {
+            if (target == nullptr)
+                return;
+            dispatcher().set_device(
+                std::make_unique<device_partition>(shards, session.plan(), session.blocks(), dispatcher().host(),
+                                                   device_settings{options.device_timeout_s, options.device_records}));
+        }
+        auto const drop_empty = [&] {
+            if (!partition()->has_device())
+                dispatcher().set_device(nullptr);
+        };
+        try {
+            partition()->place(std::move(target), pieces);
+        } catch (...) {
+            drop_empty();
+            throw;
+        }
+        drop_empty();
     }
     // Copies params and moments that are on a device to the shards' arrays.
     void copy_to_host(char const* call)

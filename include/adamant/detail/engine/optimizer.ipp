@@ -6,7 +6,6 @@
 
 #include <adamant/optimizer.hpp>
 #include <adamant/detail/engine/core.hpp>
-#include <adamant/detail/engine/placing.hpp>
 #include <adamant/detail/engine/state_views.hpp>
 
 ADAMANT_BEGIN_NAMESPACE
@@ -170,13 +169,13 @@ ADAMANT_DECL void optimizer::place(std::shared_ptr<device> target, placement con
     core_->team().check_process();
     core_->session.catch_up();
     core_->rules.known_state(core_->device());
-    detail::check_placement(target.get(), requested, shards, core_->partition(), core_->options);
+    core_->rules.may_place(target.get(), requested, core_->device(), core_->options);
     shards.check_overlaps();
     if (requested.device_elems == 0 && !shards.has_device_arrays())
         target.reset(); // it would have no work
     core_->is_laid_out = false;
     core_->session.history().forget();
-    detail::move_shards(std::move(target), requested.pieces, shards, core_->session, core_->options);
+    core_->move_shards(std::move(target), requested.pieces);
     core_->build_layout();
     // The weights of shards that moved back were on the device only. From now on the CPU uploads them.
     detail::cpu_backend const& host = core_->dispatcher().host();
