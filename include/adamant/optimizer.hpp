@@ -24,7 +24,7 @@
 ADAMANT_BEGIN_NAMESPACE
 
 namespace detail {
-class optimizer_core;
+struct optimizer_core;
 struct delete_optimizer_core {
     void operator()(optimizer_core* core) const noexcept;
 };

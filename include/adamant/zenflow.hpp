@@ -151,7 +151,7 @@ struct zenflow_state {
 };
 
 namespace detail {
-class zenflow_core;
+struct zenflow_core;
 struct delete_zenflow_core {
     void operator()(zenflow_core* core) const noexcept;
 };
