@@ -210,7 +210,7 @@ TEST_CASE("a plan speculates only where it may, and goes by what was wrong latel
         make_plan(plan, terms, options, 3, as_they_arrive, has_device, wrong);
         CHECK(plan.shards == std::vector(3, shard_in_step::awaited));
         CHECK(plan.waits_for_room == has_device);
-        CHECK(plan.keeps_records == (has_device || options.keep_last_step));
+        CHECK(plan.keeps_records() == (has_device || options.keep_last_step));
         return plan.first_pass;
     };
     optimizer_options const skip, apply{.on_nonfinite = nonfinite_policy::apply};
@@ -433,7 +433,7 @@ TEST_CASE("what finish() finds unstepped is measured and waits, unless all is to
         r.add_shard(0, "w", arrays.view(), {}, {}, test::tier());
         step_plan plan;
         plan.first_pass = block_pass::speculate;
-        plan.needs_norm = true;
+        plan.measured = measuring::for_norm;
         plan.speculates_until_finish = until_finish;
         plan.shards = {shard_in_step::submitted};
         plan.assumed = plan.decided = {{make_coefficients({}, 1), {}}};

@@ -21,8 +21,6 @@
 ADAMANT_BEGIN_NAMESPACE
 namespace detail {
 
-enum class step_kind { whole, as_they_arrive, async };
-
 struct optimizer_core {
     optimizer_core(executor const& executor, optimizer_options requested)
         : options(std::move(requested)), cpu(executor), session(cpu, options, shards)
@@ -95,7 +93,7 @@ struct optimizer_core {
         allocate(as_they_arrive);
         if (kind == step_kind::async || partition() != nullptr || (as_they_arrive && !dispatcher().works_in_submit()))
             team().ensure();
-        session.open(values, as_they_arrive, kind == step_kind::async);
+        session.open(values, kind);
     }
     // Throws as device_backend::place().
     void move_shards(std::shared_ptr<adamant::device> target, std::vector<shard_piece> const& pieces)

@@ -271,7 +271,7 @@ private:
     // Whether a completed entry stepped or rolled back any block.
     [[nodiscard]] bool has_changed(entry const& e) noexcept
     {
-        if (e.pass != block_pass::speculate && (e.pass != block_pass::rest || plan_.keeps_records))
+        if (e.pass != block_pass::speculate && (e.pass != block_pass::rest || plan_.keeps_records()))
             return true;
         block_range const& range = ranges_[e.range];
         std::size_t const first = registry_[range.shard].first_block;
@@ -295,7 +295,7 @@ private:
     {
         switch (pass) {
         case block_pass::measure: return measure_blocks(w);
-        case block_pass::step: return step_blocks(w, plan_.measures);
+        case block_pass::step: return step_blocks(w, plan_.measures());
         case block_pass::speculate: return speculate_blocks(w);
         case block_pass::rest: return step_blocks(w, false);
         case block_pass::rollback: return roll_back_blocks(w);
@@ -306,14 +306,14 @@ private:
     void measure_blocks(block_work const& w) noexcept
     {
         for (std::size_t b = w.begin; b < w.end; ++b)
-            (void)ready_gradient(w, b, {}, plan_.measures);
+            (void)ready_gradient(w, b, {}, plan_.measures());
     }
     // Steps the blocks that have no record. measures: the gradients are not measured yet.
     void step_blocks(block_work const& w, bool measures) noexcept
     {
         group_step const& step = plan_.decided[w.s.group];
         bool const is_plain =
-            !measures && !plan_.keeps_records && w.s.summed == 0 && !step.rules.zero_nonfinite && !step.rules.limited;
+            !measures && !plan_.keeps_records() && w.s.summed == 0 && !step.rules.zero_nonfinite && !step.rules.limited;
         for (std::size_t b = w.begin, stop = b; b < w.end; b = stop) {
             stop = b + 1;
             if (record_of(w, b) != nullptr)
@@ -332,7 +332,7 @@ private:
     {
         group_step const& step = plan_.assumed[w.s.group];
         for (std::size_t b = w.begin; b < w.end; ++b) {
-            offload_shard::ready_gradient const g = ready_gradient(w, b, step.rules, plan_.measures);
+            offload_shard::ready_gradient const g = ready_gradient(w, b, step.rules, plan_.measures());
             if (plan_.skips_nonfinite && g.squares.nonfinite != 0) // the step will be skipped
                 stop_speculating();
             if (!stopped_speculating_.load(std::memory_order_relaxed))
@@ -379,7 +379,7 @@ private:
     void step_block(block_work const& w, std::size_t b, offload_shard::ready_gradient const& g,
                     group_step const& step) noexcept
     {
-        if (plan_.keeps_records && (step_recorded(w, b, g, step) || plan_.waits_for_room))
+        if (plan_.keeps_records() && (step_recorded(w, b, g, step) || plan_.waits_for_room))
             return;
         w.s.shard.step(b, g, step.c, w.access);
     }
@@ -393,7 +393,7 @@ private:
             return false;
         records.wrote(w.member, w.s.shard.step_recorded(b, g, step.c, w.access, room));
         record_of(w, b) = room;
-        if (plan_.keeps_checksums)
+        if (plan_.records == record_life::next_step)
             blocks_.checksum(w.s.first_block + b) = w.s.shard.gradient_checksum(b, w.s.summed != 0);
         return true;
     }

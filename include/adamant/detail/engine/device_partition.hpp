@@ -256,7 +256,7 @@ private:
                              .speculated = {plan_.assumed.data(), plan_.assumed.size()},
                              .settled = {plan_.decided.data(), plan_.decided.size()},
                              .summed = {summed_.data(), summed_.size()},
-                             .keep_records = plan_.keeps_records && settings_.with_records});
+                             .keep_records = plan_.keeps_records() && settings_.with_records});
         if (only_reads(pass))
             return;
         stepped_for_good_ = stepped_for_good_ || !settings_.with_records;

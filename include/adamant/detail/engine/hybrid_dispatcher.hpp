@@ -38,6 +38,8 @@ protected:
     ~step_driver() = default;
 };
 
+enum class backends : bool { cpu, both };
+
 class hybrid_dispatcher final : private queue_worker {
 public:
     // weights_ready: as in optimizer_options; may be empty.
@@ -142,9 +144,9 @@ public:
         return true;
     }
     // Called by the thread that ends a pass: starts the next one. Returns false if the CPU has no work in it.
-    [[nodiscard]] bool begin_pass_at_end(block_pass pass, bool on_device)
+    [[nodiscard]] bool begin_pass_at_end(block_pass pass, backends on)
     {
-        if (on_device)
+        if (on == backends::both)
             device_->run(pass);
         std::size_t const pieces = host_.enqueue_all(pass);
         queue_.add_at_end(pieces);
@@ -153,11 +155,11 @@ public:
 
     // ---- Passes over all shards that take part
 
-    // Runs a pass on both backends, and waits as wait_for_pass().
-    void do_pass(block_pass pass, bool on_device)
+    // Runs a pass, and waits as wait_for_pass().
+    void do_pass(block_pass pass, backends on)
     {
         if (device_ != nullptr) {
-            begin_pass(pass, on_device);
+            begin_pass(pass, on);
             wait_for_pass();
             return;
         }
@@ -172,9 +174,9 @@ public:
                           queue_.complete(end - begin);
                       });
     }
-    void begin_pass(block_pass pass, bool on_device)
+    void begin_pass(block_pass pass, backends on)
     {
-        if (on_device)
+        if (on == backends::both)
             device_->run(pass);
         queue_.add([&] { return host_.enqueue_all(pass); });
     }
@@ -233,7 +235,7 @@ public:
     void rollback_on_cpu()
     {
         if (device_ == nullptr)
-            return do_pass(block_pass::rollback, false);
+            return do_pass(block_pass::rollback, backends::cpu);
         queue_.add([&] { return host_.enqueue_all(block_pass::rollback); });
         queue_.wait();
     }

@@ -50,12 +50,25 @@ inline void make_terms(step_terms& terms, step_values const& values, optimizer_o
     terms.lr.assign(values.lr.begin(), values.lr.end());
 }
 
-// Whether squares and non-finite counts of the gradients are needed, for the norm, the loss scaler or the report.
-[[nodiscard]] inline bool measures_gradients(step_terms const& terms, optimizer_options const& options) noexcept
+// Why a step computes squares and non-finite counts of its gradients.
+enum class measuring : std::uint8_t {
+    none,
+    for_report, // or for the loss scaler: the update need not wait for them
+    for_norm    // no block may be stepped for good before the norm is known
+};
+[[nodiscard]] inline measuring measuring_of(step_terms const& terms, optimizer_options const& options) noexcept
 {
-    return terms.max_norm != 0 || options.on_nonfinite != nonfinite_policy::apply || bool(options.reduce) ||
-           (options.loss_scaling && terms.moves_scaler);
+    if (terms.max_norm != 0 || options.on_nonfinite == nonfinite_policy::skip || options.reduce)
+        return measuring::for_norm;
+    bool const is_reported = terms.zero_nonfinite || (options.loss_scaling && terms.moves_scaler);
+    return is_reported ? measuring::for_report : measuring::none;
 }
+// Until when the records of stepped blocks are kept.
+enum class record_life : std::uint8_t {
+    norm,     // only blocks that are stepped before the norm is known have records
+    step,     // a device may fail until both backends have completed the step
+    next_step // for rollback(), with checksums of the gradients
+};
 
 // Updates the state of dynamic loss scaling, if there is one, after a step.
 inline void move_scaler(std::optional<loss_scaler_state>& scaler, step_terms const& terms,
@@ -127,16 +140,18 @@ struct step_plan {
     // decided: coefficients of the step once the norm is known.
     std::vector<group_step> assumed, decided;
     std::vector<shard_in_step> shards;
-    bool needs_norm = false;      // no block may be stepped for good before the norm is known
-    bool measures = true;         // the first pass computes squares and non-finite counts, for the norm or the report
+    measuring measured = measuring::for_report; // in the first pass
+    record_life records = record_life::norm;
     bool skips_nonfinite = false; // a non-finite gradient makes this step change nothing
     // Once all gradients are submitted, the remaining blocks wait for the norm: measuring them costs less than
     // recording a step that may be rolled back. False if every step keeps records anyway.
     bool speculates_until_finish = false;
-    bool keeps_records = false;   // every pass that steps writes records
-    bool keeps_checksums = false; // with checksums of the gradients
-    bool waits_for_room = false;  // a block whose record does not fit into the journal is not stepped yet
+    bool waits_for_room = false; // a block whose record does not fit into the journal is not stepped yet
 
+    [[nodiscard]] bool measures() const noexcept { return measured != measuring::none; }
+    [[nodiscard]] bool needs_norm() const noexcept { return measured == measuring::for_norm; }
+    // Whether every pass that steps writes records.
+    [[nodiscard]] bool keeps_records() const noexcept { return records != record_life::norm; }
     [[nodiscard]] bool takes_part(std::size_t shard) const noexcept { return detail::takes_part(shards[shard]); }
     // Whether the assumed gradient factors equal the decided ones.
     [[nodiscard]] bool assumption_holds() const noexcept
@@ -157,19 +172,18 @@ inline void make_plan(step_plan& plan, step_terms const& terms, optimizer_option
     plan.decided = plan.assumed;
     plan.shards.assign(shards, shard_in_step::awaited);
     plan.skips_nonfinite = options.on_nonfinite == nonfinite_policy::skip;
-    plan.needs_norm = terms.max_norm != 0 || plan.skips_nonfinite || options.reduce;
-    plan.measures = measures_gradients(terms, options);
+    plan.measured = measuring_of(terms, options);
     // A device may fail. With a device, every step can therefore be rolled back until both backends have completed it.
-    plan.keeps_records = options.keep_last_step || has_device;
-    plan.keeps_checksums = options.keep_last_step;
+    plan.records = options.keep_last_step ? record_life::next_step : has_device ? record_life::step : record_life::norm;
     plan.waits_for_room = has_device;
-    plan.speculates_until_finish = plan.needs_norm && !plan.keeps_records && options.speculate != speculation::always;
-    bool const assumes = plan.needs_norm && may_speculate &&
+    plan.speculates_until_finish =
+        plan.needs_norm() && !plan.keeps_records() && options.speculate != speculation::always;
+    bool const assumes = plan.needs_norm() && may_speculate &&
                          (options.speculate == speculation::always ||
                           (options.speculate == speculation::automatic && std::popcount(wrong_assumptions) <= 4));
-    plan.first_pass = !plan.needs_norm ? (has_device ? block_pass::speculate : block_pass::step)
-                      : assumes        ? block_pass::speculate
-                                       : block_pass::measure;
+    plan.first_pass = !plan.needs_norm() ? (has_device ? block_pass::speculate : block_pass::step)
+                      : assumes          ? block_pass::speculate
+                                         : block_pass::measure;
 }
 
 } // namespace detail

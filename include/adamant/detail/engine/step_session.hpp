@@ -22,6 +22,12 @@
 ADAMANT_BEGIN_NAMESPACE
 namespace detail {
 
+enum class step_kind {
+    whole,          // all gradients are complete
+    as_they_arrive, // shards are submitted one by one
+    async           // all gradients are complete, and the team drives the step
+};
+
 // The caller, optimizer_core, checks the preconditions. finish() and the functions for use between steps wait.
 class step_session final : private step_driver {
 public:
@@ -80,15 +86,16 @@ public:
 
     // ---- A step
 
-    // as_they_arrive: shards are submitted one by one. is_async: the team drives the step. Groups and shards must not
-    // change until the step is over. Throws invalid_argument for invalid values, before changing anything.
-    void open(step_values const& values, bool as_they_arrive, bool is_async)
+    // Groups and shards must not change until the step is over. Throws invalid_argument for invalid values, before
+    // changing anything.
+    void open(step_values const& values, step_kind kind)
     {
+        bool const is_async = kind == step_kind::async;
         make_terms(terms_, values, options_, registry_.groups().size(), training_.steps + 1, training_.loss_scale());
         rounded_to_nearest([&] { make_group_steps(registry_.groups(), terms_, 1.0, plan_.assumed); });
         // submit() itself steps a small model, so speculation would hide nothing.
-        bool const may_speculate =
-            as_they_arrive && (!dispatcher_.works_in_submit() || options_.speculate == speculation::always);
+        bool const may_speculate = kind == step_kind::as_they_arrive &&
+                                   (!dispatcher_.works_in_submit() || options_.speculate == speculation::always);
         make_plan(plan_, terms_, options_, registry_.size(), may_speculate, has_device(), training_.wrong_assumptions);
         history_.forget();
         forget_records();
@@ -109,7 +116,7 @@ public:
         if (!has_device() && !machine_.is_async()) {
             plan_.shards.assign(registry_.size(), shard_in_step::submitted);
             stats_.set_own_threads(true, true);
-            dispatcher_.do_pass(plan_.first_pass, false);
+            dispatcher_.do_pass(plan_.first_pass, backends::cpu);
             return;
         }
         {
@@ -147,7 +154,7 @@ public:
             dispatcher_.host().all_is_submitted();
             watch([&] { dispatcher_.wait_for_pass(); });
             while (decide_next())
-                watch([&] { dispatcher_.do_pass(next_pass_, device_takes_part()); });
+                watch([&] { dispatcher_.do_pass(next_pass_, next_backends()); });
         } catch (...) {
             rollback_failed_and_rethrow();
         }
@@ -231,11 +238,11 @@ public:
         bool same = true;
         try {
             if (has_device()) {
-                dispatcher_.begin_pass(block_pass::compare, true);
+                dispatcher_.begin_pass(block_pass::compare, backends::both);
                 dispatcher_.queue().wait();
                 same = dispatcher_.device()->wait_for_results(true);
             } else {
-                dispatcher_.do_pass(block_pass::compare, false);
+                dispatcher_.do_pass(block_pass::compare, backends::cpu);
             }
             same = dispatcher_.host().same_gradients() && same;
         } catch (...) {
@@ -281,7 +288,7 @@ private:
                 if (!decide_next())
                     return false;
                 bool more = false;
-                watch([&] { more = dispatcher_.begin_pass_at_end(next_pass_, device_takes_part()); });
+                watch([&] { more = dispatcher_.begin_pass_at_end(next_pass_, next_backends()); });
                 if (more)
                     return true;
             }
@@ -327,7 +334,7 @@ private:
     }
     [[nodiscard]] decision decide_by_norm()
     {
-        squares_total total = plan_.measures ? dispatcher_.squares() : squares_total();
+        squares_total total = plan_.measures() ? dispatcher_.squares() : squares_total();
         if (total.nonfinite() != 0)
             watch([&] { stats_.report().first_nonfinite = dispatcher_.first_nonfinite(); });
         if (options_.reduce)
@@ -342,7 +349,7 @@ private:
         stats_.norm_is_known(squares, verdict);
         first_pass_facts const facts = stats_.facts(dispatcher_.device());
         training_.record_assumption(!facts.skips && facts.same_scales);
-        stats_.report().speculated = facts.pass == block_pass::speculate && plan_.needs_norm && facts.stepped;
+        stats_.report().speculated = facts.pass == block_pass::speculate && plan_.needs_norm() && facts.stepped;
         decision const decided = decide(facts);
         stats_.decided(decided);
         return decided;
@@ -382,10 +389,10 @@ private:
         if (has_device())
             dispatcher_.device()->forget_records();
     }
-    // Whether the device takes part in the next pass. In `finishing` it is done, and only the CPU has work left.
-    [[nodiscard]] bool device_takes_part() const noexcept
+    // The backends of the next pass. In `finishing` the device is done, and only the CPU has work left.
+    [[nodiscard]] backends next_backends() const noexcept
     {
-        return has_device() && machine_.state() != step_state::finishing;
+        return has_device() && machine_.state() != step_state::finishing ? backends::both : backends::cpu;
     }
     // Call in an exception handler. Rolls back the step if its device has failed, and rethrows.
     [[noreturn]] void rollback_failed_and_rethrow()

@@ -61,7 +61,7 @@ public:
     {
         started_update_ = std::chrono::steady_clock::now();
         report_.gradients.seconds = std::chrono::duration<double>(started_update_ - started_).count();
-        report_norm(report_, plan_.measures, squares, verdict);
+        report_norm(report_, plan_.measures(), squares, verdict);
         count_first_pass();
     }
     [[nodiscard]] first_pass_facts facts(device_backend const* device) const
@@ -75,7 +75,7 @@ public:
         facts.stepped = rollback_bytes_ != 0 || (device_has_records && on_device_ != 0);
         facts.left_on_cpu = rest_bytes_ != 0;
         facts.left_on_device = device != nullptr && device->has_pieces() && !(assumed && device_has_records);
-        facts.keeps_records = plan_.keeps_records;
+        facts.keeps_records = plan_.keeps_records();
         facts.has_device = device != nullptr;
         return facts;
     }

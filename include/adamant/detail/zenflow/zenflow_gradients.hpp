@@ -41,7 +41,7 @@ public:
         squares_total total;
         if (device_state != nullptr)
             total = device_state->gradients().squares(model_.in_step); // waits for the downloads, too
-        if (!measures_gradients(terms, options_)) {
+        if (measuring_of(terms, options_) == measuring::none) {
             report_norm(report, false, {}, verdict);
             return verdict;
         }
