@@ -393,6 +393,14 @@ TEST_CASE("C: zenflow's calls in an order that cannot be, in C's words")
                                   "adamant_zenflow_abandon() first.";
     refused(adamant_zenflow_begin_step(z, nullptr), "adamant_zenflow_begin_step" + under_way);
     refused(adamant_zenflow_flush(z), "adamant_zenflow_flush" + under_way);
+    refused(adamant_zenflow_prepare(z), "adamant_zenflow_prepare" + under_way);
+    adamant_hyperparameters const h = hyperparameters();
+    refused(adamant_zenflow_add_group(z, "late", &h, 0, nullptr), "adamant_zenflow_add_group" + under_way);
+    refused(adamant_zenflow_set_hyperparameters(z, 0, &h), "adamant_zenflow_set_hyperparameters" + under_way);
+    refused(adamant_zenflow_set_device_arrays(z, 0, 256, 512), "adamant_zenflow_set_device_arrays" + under_way);
+    adamant_shard const late = describe(a);
+    refused(adamant_zenflow_add_param(z, 0, "late", &late, arrays::columns, a.weights.data(), nullptr),
+            "adamant_zenflow_add_param" + under_way);
     arrays other;
     void const* const others[] = {other.grad.data(), other.vector_grad.data()};
     refused(adamant_zenflow_step_gradients(z, others, 2, nullptr, nullptr, nullptr),

@@ -77,6 +77,7 @@ inline constexpr c_name c_names[] = {
 inline constexpr c_name c_zenflow_names[] = {
     {"abandon()", "adamant_zenflow_abandon()"},
     {"add_group()", "adamant_zenflow_add_group()"},
+    {"add_param()", "adamant_zenflow_add_param()"},
     {"add_shard()", "adamant_zenflow_add_param()"},
     {"begin_step()", "adamant_zenflow_begin_step()"},
     {"finish()", "adamant_zenflow_finish()"},
