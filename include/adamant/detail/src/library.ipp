@@ -44,8 +44,8 @@
 #include <adamant/detail/topology/cpu_quota.ipp>
 #include <adamant/detail/topology/index_set.ipp>
 #include <adamant/detail/topology/launch_mask.ipp>
-#include <adamant/detail/topology/machine.ipp>
 #include <adamant/detail/topology/local_rank.ipp>
+#include <adamant/detail/topology/machine.ipp>
 #include <adamant/detail/topology/read_machine.ipp>
 #include <adamant/detail/topology/selection.ipp>
 #include <adamant/detail/tune/core_search.ipp>

@@ -8,9 +8,9 @@
 #include <string>
 #include <vector>
 
-#include <adamant/detail/topology/local_rank.hpp>
 #include <adamant/index_set.hpp>
 #include <adamant/detail/topology/cpu_quota.hpp>
+#include <adamant/detail/topology/local_rank.hpp>
 #if !defined(ADAMANT_NO_HWLOC)
 #include <adamant/detail/topology/hwloc.hpp>
 #endif
