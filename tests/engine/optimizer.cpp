@@ -401,7 +401,7 @@ TEST_CASE("The caller's rounding changes no bit of norm, clip coefficient, loss 
     }
 }
 
-TEST_CASE("A team that looks out for the next shard does other work first, and ends when nobody has any")
+TEST_CASE("A team that waits for the next shard does other work first, and ends when there is none")
 {
     // For ever, if it is not told.
     auto const team = std::make_shared<adamant::team>(
@@ -462,7 +462,7 @@ TEST_CASE("The caller's traps hit nothing of a step, and are there afterwards")
     CHECK(data == expected);
 }
 
-TEST_CASE("The report counts records where they are written, and nobody as waiting who was not stepped at all")
+TEST_CASE("The report counts records where they are written, and counts no shard as waiting that was not stepped")
 {
     simple data(30000);
     data.spread();

@@ -171,7 +171,7 @@ TEST_CASE("The norm is the exact sum of the blocks' sums, rounded once, by calls
     CHECK(o.step().global_norm == std::sqrt(exact.rounded()));
 }
 
-TEST_CASE("Where nobody asks for the norm, gradients are read once, and the report says so")
+TEST_CASE("Without a use for the norm, gradients are read once, and the report says so")
 {
     auto const report_of = [](optimizer_options const& options, step_values const& values = {}) {
         simple data(3 * norm_block_elems + 5), expected(data.n);

@@ -181,7 +181,7 @@ TEST_CASE("a tuning result says which quota it is for", "[cpu_quota]")
 }
 
 // User reports: llvm #225493, Megatron fork #188.
-TEST_CASE("threads that nobody counted keep within it, and ranks have PUs of their own", "[cpu_quota]")
+TEST_CASE("threads without an explicit number keep within it, and ranks have PUs of their own", "[cpu_quota]")
 {
     pu_set const all = detail::select_pus_within_quota(0);
     CHECK(all == detail::select_pus(0));

@@ -1558,7 +1558,7 @@ TEST_CASE("state goes to the nearest node that has memory", "[node_without_memor
 }
 
 // User reports: numactl #165.
-TEST_CASE("a GPU's memory is nobody's, and DRAM is before memory without CPUs", "[node_without_memory]")
+TEST_CASE("no rank gets a GPU's memory, and DRAM is preferred to memory without CPUs", "[node_without_memory]")
 {
     machine m = machine_of({4, 4});
     for (memory_kind const kind : {memory_kind::gpu, memory_kind::hbm, memory_kind::nvm, memory_kind::other})
