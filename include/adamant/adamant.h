@@ -718,6 +718,8 @@ typedef struct adamant_emulation_options {
     double up_bytes_per_s;   /**< rate of copies from the host */
     double down_bytes_per_s; /**< rate of copies to the host */
     double latency_s;        /**< 0; latency of each operation */
+    /** 0; 1: passes use the shards' arrays, as on an APU, and nothing is copied */
+    int32_t shares_host_memory;
 } adamant_emulation_options;
 ADAMANT_C_API adamant_status adamant_emulation_options_init(adamant_emulation_options* options, size_t struct_bytes);
 /** Creates an emulated device in *made. options may be null: the defaults. invalid argument: rates that are not above

@@ -111,9 +111,9 @@ struct device_usage {
     std::uint64_t bytes[device_streams] = {}; ///< bytes copied; for device_stream::work, read and written
 };
 
-/// Consecutive elements of a shard on a device, beginning at a multiple of norm_block_elems. Every array is aligned to
-/// 16 bytes.
+/// Consecutive elements of a shard on a device, beginning at a multiple of norm_block_elems.
 struct device_piece {
+    static constexpr std::size_t alignment = 16; ///< bytes, of every array
     /// Arrays by shard_array. weight_out and accumulator may be null.
     device_ptr arrays[6];
     dtype types[6] = {};                  ///< element types by shard_array
@@ -203,6 +203,8 @@ public:
     virtual void accumulate(std::uint32_t piece, bool first) = 0;
     /// Rounds param to weight_out in all pieces that have a weight_out.
     virtual void round_weights() = 0;
+    /// Makes passes that are enqueued from now on read this gradient of a piece. No enqueued pass may read the piece.
+    virtual void set_gradient(std::uint32_t piece, device_ptr grad) = 0;
     /// Invalidates the records of earlier work for all work that is enqueued from now on. Enqueues nothing and cannot
     /// fail, so that no later step uses records of an old one.
     virtual void forget_records() noexcept = 0;
@@ -239,6 +241,11 @@ public:
     [[nodiscard]] virtual std::string name() const = 0;
     /// Returns the total and the free memory.
     [[nodiscard]] virtual device_memory memory() const = 0;
+
+    /// Whether passes can use host memory, as on an APU. Then the device_ptr of host memory is its address, and an
+    /// optimizer keeps one copy of everything: passes use the shards' arrays. Arrays that are not aligned to
+    /// device_piece::alignment are copied, as for other devices.
+    [[nodiscard]] virtual bool shares_host_memory() const noexcept { return false; }
 
     /// Allocates memory with undefined contents, aligned to 256 bytes; null for 0 bytes. Throws unavailable, with both
     /// sizes, if it does not fit, and device_error if it fails otherwise.

@@ -34,6 +34,7 @@ struct emulation_options {
     double up_bytes_per_s = std::numeric_limits<double>::infinity();   ///< host to device
     double down_bytes_per_s = std::numeric_limits<double>::infinity(); ///< device to host
     double latency_s = 0;                                              ///< latency of each enqueued operation
+    bool shares_host_memory = false; ///< see device: passes use the shards' arrays, as on an APU
 };
 
 /// Operations for fault injection.
@@ -49,6 +50,7 @@ public:
     ~emulated_device() override;
 
     [[nodiscard]] std::string name() const override { return options_.name; }
+    [[nodiscard]] bool shares_host_memory() const noexcept override { return options_.shares_host_memory; }
     /// See device.
     [[nodiscard]] device_memory memory() const override;
 
@@ -89,12 +91,13 @@ public:
     void resume();
 
     /// Returns the host address of device memory, for tests; not synchronised with the streams. Throws device_error for
-    /// memory that is not allocated.
+    /// memory that is not allocated, unless the device shares the host's memory.
     [[nodiscard]] std::byte* real(device_ptr pointer, std::size_t bytes) const;
 
 private:
     friend class emulated_part;
     static constexpr std::size_t alignment = 256;
+    static constexpr std::uint64_t first_address = 0xada0'0000'0000'0000; // not a canonical address of any processor
     struct block {
         std::byte* real;
         std::size_t bytes;
@@ -149,7 +152,7 @@ private:
     mutable std::mutex mutex_; // guards everything below
     detail::process_bound<std::condition_variable> changed_;
     detail::process_bound<std::map<std::uint64_t, block>> blocks_;
-    std::uint64_t next_address_ = 0xada0'0000'0000'0000; // not a canonical address of any processor
+    std::uint64_t next_address_ = first_address;
     std::size_t used_bytes_ = 0;
     detail::process_bound<std::string> error_;
     std::uint64_t generation_ = 0;

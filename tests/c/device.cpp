@@ -73,7 +73,11 @@ TEST_CASE("C: a device has the bits of the CPU, wherever the cut")
         model m;
         optimizer const o = make_optimizer(m, clipping());
         device on = make_device();
+        adamant_emulation_options e = emulation_options();
+        e.shares_host_memory = 1;
         std::size_t bytes = 77;
+        std::size_t shared_bytes = 77;
+        ok(adamant_device_bytes(o.get(), make_device(e).get(), split_of(o, ratio).get(), &shared_bytes));
         ok(adamant_device_bytes(o.get(), on.get(), split_of(o, ratio).get(), &bytes));
         std::size_t total = 0;
         std::size_t before = 0;
@@ -85,6 +89,7 @@ TEST_CASE("C: a device has the bits of the CPU, wherever the cut")
         ok(adamant_device_describe(on.get(), nullptr, nullptr, &left));
         CHECK((before - left >= bytes && before - left < bytes + 1024)); // each allocation is rounded up
         CHECK((bytes == 0) == (ratio == 1.0));
+        CHECK((ratio == 1.0 ? shared_bytes == 0 : shared_bytes < bytes)); // records only
         on.reset(); // the optimizer keeps it
         adamant_report r = report();
         for (std::uint64_t step = 1; step <= 3; ++step) {
@@ -235,7 +240,8 @@ TEST_CASE("C: devices and placements that cannot be")
 {
     adamant_emulation_options e = emulation_options();
     REQUIRE((e.name == nullptr && e.memory_bytes == std::size_t{1} << 40 && std::isinf(e.work_bytes_per_s) &&
-             std::isinf(e.up_bytes_per_s) && std::isinf(e.down_bytes_per_s) && e.latency_s == 0));
+             std::isinf(e.up_bytes_per_s) && std::isinf(e.down_bytes_per_s) && e.latency_s == 0 &&
+             e.shares_host_memory == 0));
     adamant_device* made = nullptr;
     e.up_bytes_per_s = 0;
     refused(adamant_emulated_device_create(&e, &made), "must be above 0");

@@ -168,12 +168,15 @@ TEST_CASE("C: structs of other versions")
         adamant_placement_free(made);
         return s;
     });
-    check_struct<adamant_emulation_options>(adamant_emulation_options_init, "adamant_emulation_options", [](auto* it) {
-        adamant_device* made = nullptr;
-        adamant_status const s = adamant_emulated_device_create(it, &made);
-        adamant_device_free(made);
-        return s;
-    });
+    check_struct<adamant_emulation_options>(
+        adamant_emulation_options_init, "adamant_emulation_options",
+        [](auto* it) {
+            adamant_device* made = nullptr;
+            adamant_status const s = adamant_emulated_device_create(it, &made);
+            adamant_device_free(made);
+            return s;
+        },
+        56);
     check_struct<adamant_tuning_options>(adamant_tuning_options_init, "adamant_tuning_options", [](auto* it) {
         adamant_core_options c = core_options();
         c.ranks = 1;

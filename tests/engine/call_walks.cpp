@@ -9,6 +9,7 @@
 
 #include "both_optimizers.hpp"
 #include "catch.hpp"
+#include "emulated.hpp"
 
 using namespace both;
 
@@ -94,7 +95,7 @@ template <class Subject>
 class walker {
 public:
     walker(std::uint64_t seed, subject_options const& options, bool has_device)
-        : random_(seed), on_(has_device ? std::make_shared<emulated_device>() : nullptr), mine_(make_arrays(seed)),
+        : random_(seed), on_(has_device ? test::make_device() : nullptr), mine_(make_arrays(seed)),
           expected_(make_arrays(seed)), subject_(mine_, options), reference_(expected_, without_team(options))
     {
         if (on_ != nullptr) {

@@ -14,6 +14,7 @@
 #include <adamant/split.hpp>
 
 #include "catch.hpp"
+#include "emulated.hpp"
 #include "slow_optimizer.hpp"
 
 using namespace adamant;
@@ -132,7 +133,7 @@ TEST_CASE("nothing goes while a step is under way, or while a device has shards"
           std::function<void()>([&] { o.set_steps(3); })})
         CHECK(message_of(call).find("a step is in progress. Call finish() or abandon() first.") != std::string::npos);
     o.abandon();
-    auto const gpu = std::make_shared<emulated_device>();
+    auto const gpu = test::make_device();
     o.place(gpu, split(o.shard_sizes(), {.ratio = 0.5}));
     CHECK(message_of([&] { o.remove_shard(0); }) ==
           "adamant: cannot call remove_shard() after place(). Call place(nullptr, ...) first.");
@@ -172,7 +173,7 @@ TEST_CASE("gradients rotate through buffers: where they lie changes no bit", "[b
                     {.group = 0, .name = std::to_string(i), .shard = (each == &o ? mine : expected)[i].view()});
         }
         if (with_device)
-            o.place(std::make_shared<emulated_device>(), split(o.shard_sizes(), {.ratio = 0.4}));
+            o.place(test::make_device(), split(o.shard_sizes(), {.ratio = 0.4}));
         std::size_t turn = 0;
         for (std::uint64_t t = 1; t <= 6; ++t) {
             for (std::size_t i = 0; i < 3; ++i)
@@ -271,7 +272,7 @@ TEST_CASE("a gradient that is made on a device has no other place in host memory
 {
     simple data(9000);
     std::vector<bfloat16> buffer(9000);
-    auto const gpu = std::make_shared<emulated_device>();
+    auto const gpu = test::make_device();
     optimizer o(executor_of(1));
     o.add_group("all", usual_adamw);
     o.add_shard({.group = 0, .name = "w", .shard = data.view()});

@@ -17,6 +17,7 @@
 
 #include "../engine/slow_optimizer.hpp"
 #include "catch.hpp"
+#include "emulated.hpp"
 #include "forked.hpp"
 
 using namespace adamant;
@@ -292,7 +293,7 @@ TEST_CASE("fork: while a device works on a step, or hangs", "[once]")
         INFO("operation " << static_cast<int>(kind));
         plain m, alone;
         alone.steps->step();
-        auto gpu = std::make_shared<emulated_device>();
+        auto gpu = test::make_device();
         m.steps->place(gpu, split(m.steps->shard_sizes(), {.ratio = 0.5}));
         CHECK(is_destroyed_in_child(m.steps)); // idle
         CHECK(is_refused_in_child("state of an idle device", [&] { (void)m.steps->state(); }));
@@ -361,7 +362,7 @@ TEST_CASE("fork: in an open step of zenflow", "[once]")
     for (bool const has_device : {false, true}) {
         INFO("device: " << has_device);
         deferred m, alone;
-        auto gpu = std::make_shared<emulated_device>();
+        auto gpu = test::make_device();
         if (has_device)
             m.place(gpu);
         m.steps->begin_step();

@@ -23,6 +23,7 @@
 #include <adamant/detail/zenflow/column_selection.hpp>
 
 #include "catch.hpp"
+#include "emulated.hpp"
 #include "refusal.hpp"
 #include "zenflow_reference.hpp"
 
@@ -539,7 +540,7 @@ static void random_runs_with_a_device(std::uint64_t first, std::uint64_t end)
                      << of.zenflow.topk_ratio << ", overlap " << of.zenflow.overlap);
         tester all(of, 1, static_cast<unsigned>(seed % (most_threads + 1)));
         rank_run& rank = *all.ranks[0];
-        auto const on = std::make_shared<emulated_device>();
+        auto const on = test::make_device();
         for (int step = 0; step < 14; ++step) {
             INFO("step " << step);
             if (step == 2)
@@ -587,7 +588,7 @@ TEST_CASE("zenflow: ranks with a device each, killed and resumed", "[both]")
                 for (kept_state const& each : kept)
                     states.push_back(each.state);
                 for (auto const& rank : all.ranks) {
-                    rank->place(std::make_shared<emulated_device>());
+                    rank->place(test::make_device());
                     rank->by->load(states);
                 }
             }
@@ -612,7 +613,7 @@ static void runs_with_failures(std::uint64_t first, std::uint64_t end)
                      << of.zenflow.overlap);
         tester all(of, 1, 1);
         rank_run& rank = *all.ranks[0];
-        auto const on = std::make_shared<emulated_device>();
+        auto const on = test::make_device();
         rank.place(on);
         for (int step = 0; step < 12; ++step) {
             INFO("step " << step);
@@ -678,7 +679,7 @@ TEST_CASE("zenflow: weights that could not publish do so at the next call, howev
     of.zenflow = {.topk_ratio = 0.1, .select_interval = 100, .update_interval = 2};
     tester all(of, 1, 1);
     rank_run& rank = *all.ranks[0];
-    auto const on = std::make_shared<emulated_device>(emulation_options{.work_bytes_per_s = 1e6});
+    auto const on = test::make_device(emulation_options{.work_bytes_per_s = 1e6});
     rank.place(on);
     for (int step = 0; step < 2; ++step) {
         all.draw(false);
@@ -715,7 +716,7 @@ static void failing_selections(std::uint64_t first, std::uint64_t end)
         INFO("seed " << seed << ", " << of.format);
         tester all(of, 1, 1 + seed % 2);
         rank_run& rank = *all.ranks[0];
-        auto const on = std::make_shared<emulated_device>();
+        auto const on = test::make_device();
         rank.place(on);
         for (int step = 0; step < 16; ++step) {
             INFO("step " << step);
@@ -755,7 +756,7 @@ TEST_CASE("zenflow: a device that hangs, or has too little memory, says so", "[b
     of.options.device_timeout_s = 0.2;
     tester all(of, 1, 1);
     rank_run& rank = *all.ranks[0];
-    auto const small = std::make_shared<emulated_device>(emulation_options{.memory_bytes = 60'000});
+    auto const small = test::make_device(emulation_options{.memory_bytes = 60'000});
     CHECK(mentions(refusal<unavailable>([&] { rank.place(small); }), {"bytes"}));
     rank.on = nullptr;
     rank.there.clear();
@@ -763,7 +764,7 @@ TEST_CASE("zenflow: a device that hangs, or has too little memory, says so", "[b
     all.step();
     all.compare(true);
 
-    auto const on = std::make_shared<emulated_device>();
+    auto const on = test::make_device();
     CHECK(mentions(refusal([&] {
                        zenflow_optimizer fresh{own_executor(0)};
                        std::vector<float> param(4), grad(4), m(4), v(4);
@@ -796,7 +797,7 @@ TEST_CASE("zenflow: a gradient is downloaded once the previous one is accumulate
     of.zenflow = {.topk_ratio = 0.2, .select_interval = 100, .update_interval = 4};
     tester all(of, 1, 1);
     rank_run& rank = *all.ranks[0];
-    rank.place(std::make_shared<emulated_device>());
+    rank.place(test::make_device());
     all.draw(false);
     all.step();             // selects, for which it needs the team
     (void)rank.by->state(); // nothing is left to be accumulated
@@ -833,7 +834,7 @@ TEST_CASE("zenflow: gradients that arrive one by one", "[both]")
     rank_run& rank = *all.ranks[0];
     for (int step = 0; step < 8; ++step) {
         if (step == 4)
-            rank.place(std::make_shared<emulated_device>());
+            rank.place(test::make_device());
         if (step == 5) { // they are downloaded to the same array
             rank.by->set_gradient(0, rank.arrays[0]->of[1]->data());
             CHECK(mentions(refusal([&] { rank.by->set_gradient(0, rank.arrays[1]->of[1]->data()); }),

@@ -31,6 +31,7 @@ adamant_emulation_options about<adamant_emulation_options>::defaults()
     to.up_bytes_per_s = e.up_bytes_per_s;
     to.down_bytes_per_s = e.down_bytes_per_s;
     to.latency_s = e.latency_s;
+    to.shares_host_memory = e.shares_host_memory;
     return to;
 }
 static emulation_options from_c(adamant_emulation_options const& from)
@@ -39,7 +40,8 @@ static emulation_options from_c(adamant_emulation_options const& from)
                          .work_bytes_per_s = from.work_bytes_per_s,
                          .up_bytes_per_s = from.up_bytes_per_s,
                          .down_bytes_per_s = from.down_bytes_per_s,
-                         .latency_s = from.latency_s};
+                         .latency_s = from.latency_s,
+                         .shares_host_memory = from.shares_host_memory != 0};
     if (from.name != nullptr)
         to.name = from.name;
     return to;

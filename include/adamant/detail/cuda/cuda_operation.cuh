@@ -10,6 +10,8 @@
 ADAMANT_BEGIN_NAMESPACE
 namespace detail::cuda {
 
+using event_handle = cudaEvent_t;
+
 // Sets the calling thread's current device for a scope. If that fails, the next CUDA call returns the error.
 class device_scope {
 public:
@@ -45,6 +47,7 @@ struct operation {
         largest,
         scores,
         fetch,
+        describe,
         check,
         call
     };
@@ -67,6 +70,7 @@ struct operation {
         case scores: return text_of({"scores of ", counted(count, "column")});
         case round_weights: return "rounding of weights" + pieces;
         case fetch: return text_of({"fetch of the results of ", counted(count, "block")});
+        case describe: return "description of piece " + n;
         case check: return "check of its arithmetic";
         case call: return "call of a function on the host";
         case nothing: break;

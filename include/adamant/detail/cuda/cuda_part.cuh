@@ -239,6 +239,17 @@ public:
                                  [](std::uint32_t) { return true; }, [](std::uint32_t) { return false; });
                          });
     }
+    void set_gradient(std::uint32_t number, device_ptr grad) override
+    {
+        static_assert(shard_array::grad * sizeof(void*) < sizeof(piece::arrays));
+        pieces_[number].arrays[shard_array::grad] = grad;
+        std::size_t const offset = number * sizeof(piece) + offsetof(piece, arrays) + shard_array::grad * sizeof(void*);
+        streams_.enqueue(device_stream::work, {operation::describe, {}, number}, [&](cudaStream_t stream) {
+            void* const address = address_of(grad); // CUDA copies pageable memory before it returns
+            return cudaMemcpyAsync(address_of(memory_ + offset), &address, sizeof address, cudaMemcpyHostToDevice,
+                                   stream);
+        });
+    }
     void forget_records() noexcept override { epoch_.fetch_add(1, std::memory_order_relaxed); }
     void fetch(std::span<grad_squares> squares, std::span<std::uint8_t> recorded) override
     {

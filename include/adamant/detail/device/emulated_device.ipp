@@ -330,6 +330,8 @@ ADAMANT_DECL std::byte* emulated_device::real(device_ptr pointer, std::size_t by
         if (offset <= memory.bytes && bytes <= memory.bytes - offset)
             return memory.real + offset;
     }
+    if (options_.shares_host_memory && pointer.address < first_address)
+        return reinterpret_cast<std::byte*>(static_cast<std::uintptr_t>(pointer.address));
     detail::throw_device_error({"cannot access ", bytes, " bytes on ", options_.name, ": they are not allocated."});
 }
 

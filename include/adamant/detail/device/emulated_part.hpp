@@ -107,6 +107,11 @@ public:
                 s.round_weights(0, s.size());
         });
     }
+    void set_gradient(std::uint32_t piece, device_ptr grad) override
+    {
+        dtype const type = pieces_[piece].types[shard_array::grad];
+        shards_[piece].set_gradient(device_.real(grad, array_bytes(type, pieces_[piece].elems)));
+    }
     void forget_records() noexcept override { ++epoch_; }
     void fetch(std::span<grad_squares> squares, std::span<std::uint8_t> recorded) override
     {

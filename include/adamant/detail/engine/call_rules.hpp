@@ -129,6 +129,15 @@ public:
             throw_invalid_argument({"cannot place shards on ", target->name(), ": they have arrays on ", on->name(),
                                     ". Call place(nullptr, ...) first."});
     }
+    // For a gradient that a device reads in host memory.
+    void aligned_for(device const& target, std::size_t shard, void const* grad) const
+    {
+        if (reinterpret_cast<std::uintptr_t>(grad) % device_piece::alignment != 0)
+            throw_invalid_argument({"cannot set the gradient of shard ", registry_.text(shard), ": ", target.name(),
+                                    " reads it in host memory, and its address is not a multiple of ",
+                                    device_piece::alignment,
+                                    " bytes. Align it, or set it before place(), which then copies it in each step."});
+    }
     void no_device(char const* call, device const* on) const
     {
         if (on != nullptr)

@@ -117,6 +117,13 @@ struct optimizer_core {
         }
         drop_empty();
     }
+    // Throws as registry::set_gradient(), and as call_rules::aligned_for().
+    void set_gradient(std::size_t shard, void const* grad, bool overlaps_are_checked)
+    {
+        if (partition() != nullptr && partition()->shares_gradient(shard))
+            rules.aligned_for(*device(), shard, grad);
+        shards.set_gradient(shard, grad, overlaps_are_checked);
+    }
     // Copies params and moments that are on a device to the shards' arrays.
     void copy_to_host(char const* call)
     {

@@ -34,6 +34,8 @@ public:
     [[nodiscard]] virtual std::vector<block_range> cpu_ranges() const = 0;
     [[nodiscard]] virtual bool has_pieces() const noexcept = 0;
     [[nodiscard]] virtual bool has_pieces_of(std::size_t shard) const noexcept = 0;
+    // Whether the device reads the shard's gradient in host memory.
+    [[nodiscard]] virtual bool shares_gradient(std::size_t shard) const noexcept = 0;
     // Whether it can roll back its blocks. If not, it never steps before the norm is known.
     [[nodiscard]] virtual bool has_records() const noexcept = 0;
     // Whether it has enqueued a step since forget_records() that it cannot roll back.
@@ -60,7 +62,7 @@ public:
     // Throws device_error if work has failed, or the step exceeds the timeout.
     virtual void require_answer() = 0;
     virtual void forget_records() noexcept = 0;
-    // offload_shard::first_nonfinite() of a block on the device; nullopt for a block of the CPU.
+    // offload_shard::first_nonfinite() of a block on the device; nullopt for a block whose gradient is in host memory.
     [[nodiscard]] virtual std::optional<std::size_t> first_nonfinite(std::size_t shard, std::size_t block) = 0;
 
     // ---- After a failure

@@ -6,6 +6,7 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -43,6 +44,10 @@ public:
     {
         auto const [begin, end] = pieces_.of_shard(shard);
         return begin != end;
+    }
+    [[nodiscard]] bool shares_gradient(std::size_t shard) const noexcept override
+    {
+        return pieces_.shares_gradient(shard);
     }
     [[nodiscard]] bool has_records() const noexcept override { return settings_.with_records; }
     [[nodiscard]] bool stepped_for_good() const noexcept override { return stepped_for_good_; }
@@ -91,8 +96,9 @@ public:
         block_range const& r = host_.ranges()[range];
         offload_shard const& s = registry_[r.shard].shard;
         std::size_t const offset = s.bytes(s.grad, r.first_element());
-        pieces_.device().copy_down(s.data(s.grad) + offset, registry_.arrays_on_device(r.shard).grad + offset,
-                                   s.bytes(s.grad, r.elements(s.size())));
+        device_ptr const grad = registry_.arrays_on_device(r.shard).grad;
+        if (!pieces_.is_shared(s.data(s.grad), grad))
+            pieces_.device().copy_down(s.data(s.grad) + offset, grad + offset, s.bytes(s.grad, r.elements(s.size())));
         if (arrived)
             pieces_.device().call(device_stream::down, std::move(arrived));
     }
@@ -103,8 +109,10 @@ public:
         if (!registry_.has_device_arrays(r.shard) || !s.has_weight_out())
             return;
         std::size_t const offset = s.bytes(s.weight_out, r.first_element());
-        pieces_.device().copy_up(registry_.arrays_on_device(r.shard).weight_out + offset, s.data(s.weight_out) + offset,
-                                 s.bytes(s.weight_out, r.elements(s.size())));
+        device_ptr const weights = registry_.arrays_on_device(r.shard).weight_out;
+        if (!pieces_.is_shared(s.data(s.weight_out), weights))
+            pieces_.device().copy_up(weights + offset, s.data(s.weight_out) + offset,
+                                     s.bytes(s.weight_out, r.elements(s.size())));
     }
     void wait() override { pieces_.wait(); }
     bool wait_for_results(bool compare) override
@@ -154,9 +162,16 @@ public:
             std::size_t const first = p.begin / norm_block_elems;
             if (block < first || block >= first + p.device.blocks())
                 continue;
+            if (p.is_shared[arrays::grad] && (s.summed == 0 || p.is_shared[arrays::accumulator])) {
+                pieces_.wait();
+                return std::nullopt;
+            }
             std::size_t const n = s.shard.length(block);
             std::size_t const offset = (block - first) * norm_block_elems;
             auto const copy_down = [&](shard_array::index which, scratch_block& target) {
+                if (p.is_shared[which]) // no pass writes it
+                    return void(std::memcpy(target.grad, pieces_.host_data(p, which) + s.shard.bytes(which, offset),
+                                            s.shard.bytes(which, n)));
                 pieces_.device().copy_down(target.grad, p.device.arrays[which] + s.shard.bytes(which, offset),
                                            s.shard.bytes(which, n));
             };
@@ -217,8 +232,10 @@ public:
     void accumulate(std::size_t shard, bool first) override
     {
         auto const [begin, end] = pieces_.of_shard(shard);
-        for (std::size_t i = begin; i < end; ++i)
+        for (std::size_t i = begin; i < end; ++i) {
+            pieces_.refresh_gradient(i);
             pieces_.part()->accumulate(static_cast<std::uint32_t>(i), first);
+        }
         pieces_.wait();
     }
 
@@ -248,8 +265,10 @@ private:
             return;
         adamant::device& device = pieces_.device();
         summed_.resize(pieces_.all().size());
-        for (std::uint32_t const i : list_)
+        for (std::uint32_t const i : list_) {
             summed_[i] = registry_[pieces_.all()[i].shard].summed != 0;
+            pieces_.refresh_gradient(i);
+        }
         device.wait_event(device_stream::work, device.record_event(device_stream::up));
         pieces_.part()->run({.pass = pass,
                              .pieces = {list_.data(), list_.size()},

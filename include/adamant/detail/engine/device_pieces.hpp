@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The pieces of an optimizer's shards on a device: their memory there, and their copies to and from the host.
+// The pieces of an optimizer's shards on a device: their memory there, and their copies to and from the host. On a
+// device that shares the host's memory, the arrays of a piece are the shard's, with no other memory and no copies,
+// except for arrays that are not aligned as kernels need them.
 #pragma once
 
 #include <algorithm>
@@ -35,6 +37,7 @@ public:
         std::size_t begin; // in the shard
         device_piece device;
         device_ptr memory = {}; // holds the arrays that the caller does not own
+        bool is_shared[6] = {}; // for each array: whether it is the shard's
     };
 
     device_pieces(registry const& shard_registry, device_settings settings)
@@ -103,10 +106,11 @@ public:
                 std::size_t const same = is_same ? find(w) : pieces_.size();
                 if (same != pieces_.size()) {
                     next.push_back(pieces_[same]);
+                    set_arrays(next.back());
                     kept[same] = 1;
                     continue;
                 }
-                next.push_back(make_piece(registry_, w));
+                next.push_back(make_piece(registry_, *target, w));
                 fresh.push_back(next.size() - 1);
                 next.back().memory = target->allocate(owned_bytes(registry_, next.back()));
                 set_arrays(next.back());
@@ -151,7 +155,7 @@ public:
         std::vector<device_piece> descriptions;
         for (shard_piece const& w : requested)
             if (w.on == backend_kind::device) {
-                piece const p = make_piece(shard_registry, w);
+                piece const p = make_piece(shard_registry, target, w);
                 bytes += owned_bytes(shard_registry, p);
                 descriptions.push_back(p.device);
             }
@@ -204,10 +208,33 @@ public:
         offload_shard const& s = registry_[p.shard].shard;
         return s.data(which) + s.bytes(which, p.begin);
     }
-    // Whether the caller owns the array on the device.
+    // Whether passes use an array that is not in the piece's memory: the caller's on the device, or the shard's.
     [[nodiscard]] bool is_given(piece const& p, std::size_t array) const noexcept
     {
-        return is_given(registry_, p, array);
+        return p.is_shared[array] || is_given(registry_, p, array);
+    }
+    // Whether host memory and device memory are the same.
+    [[nodiscard]] bool is_shared(std::byte const* host, device_ptr on_device) const noexcept
+    {
+        return device().shares_host_memory() && reinterpret_cast<std::uintptr_t>(host) == on_device.address;
+    }
+    // Whether passes read gradients of the shard from the host's memory.
+    [[nodiscard]] bool shares_gradient(std::size_t shard) const noexcept
+    {
+        auto const [begin, end] = of_shard(shard);
+        return begin != end && pieces_[begin].is_shared[shard_array::grad];
+    }
+    // Makes passes read the shard's gradient if set_gradient() has changed it. For copied gradients there is nothing to
+    // do.
+    void refresh_gradient(std::size_t i)
+    {
+        piece& p = pieces_[i];
+        if (!p.is_shared[shard_array::grad])
+            return;
+        device_ptr const grad = shared(p, shard_array::grad);
+        if (grad != p.device.arrays[shard_array::grad])
+            part_->set_gradient(static_cast<std::uint32_t>(i), grad);
+        p.device.arrays[shard_array::grad] = grad;
     }
 
     // See device_session. True without a device.
@@ -262,12 +289,17 @@ private:
                                                        "all shards now. No data is lost."}));
         }
     }
-    [[nodiscard]] static piece make_piece(registry const& shard_registry, shard_piece const& w)
+    [[nodiscard]] static piece make_piece(registry const& shard_registry, adamant::device const& target,
+                                          shard_piece const& w)
     {
         tracked_shard const& s = shard_registry[w.shard];
         piece p{w.shard, w.begin, {}};
-        for (std::size_t i = 0; i < 6; ++i)
-            p.device.types[i] = s.shard.type(static_cast<shard_array::index>(i));
+        for (std::size_t i = 0; i < 6; ++i) {
+            auto const which = static_cast<shard_array::index>(i);
+            p.device.types[i] = s.shard.type(which);
+            p.is_shared[i] = target.shares_host_memory() && !is_given(shard_registry, p, i) &&
+                             reinterpret_cast<std::uintptr_t>(s.shard.data(which)) % device_piece::alignment == 0;
+        }
         p.device.elems = w.elems;
         p.device.group = s.group;
         p.device.place = s.shard.place(w.begin);
@@ -284,9 +316,15 @@ private:
     {
         std::size_t bytes = 0;
         for (std::size_t i = 0; i < 6; ++i)
-            if (!is_given(shard_registry, p, i))
+            if (!is_given(shard_registry, p, i) && !p.is_shared[i])
                 bytes += device_aligned(array_bytes(p.device.types[i], p.device.elems));
         return bytes;
+    }
+    // The address of a shard's array on a device that shares the host's memory.
+    [[nodiscard]] device_ptr shared(piece const& p, shard_array::index which) const noexcept
+    {
+        std::byte const* const data = registry_[p.shard].shard.data(which);
+        return data == nullptr ? device_ptr{} : device_ptr{reinterpret_cast<std::uintptr_t>(host_data(p, which))};
     }
     // Sets the addresses of a piece's arrays.
     void set_arrays(piece& p) const
@@ -294,10 +332,12 @@ private:
         device_ptr next = p.memory;
         for (std::size_t i = 0; i < 6; ++i) {
             dtype const type = p.device.types[i];
-            if (is_given(p, i)) {
+            if (is_given(registry_, p, i)) {
                 device_arrays const& given = registry_.arrays_on_device(p.shard);
                 device_ptr const base = i == shard_array::grad ? given.grad : given.weight_out;
                 p.device.arrays[i] = type == dtype::none ? device_ptr{} : base + array_bytes(type, p.begin);
+            } else if (p.is_shared[i]) {
+                p.device.arrays[i] = shared(p, static_cast<shard_array::index>(i));
             } else if (type != dtype::none) {
                 p.device.arrays[i] = next;
                 next = next + device_aligned(array_bytes(type, p.device.elems));
@@ -310,9 +350,9 @@ private:
         namespace arrays = shard_array;
         tracked_shard const& s = registry_[p.shard];
         for (auto const which : state_arrays)
-            if (s.shard.is_state(which))
+            if (s.shard.is_state(which) && !p.is_shared[which])
                 work(which, s.shard.bytes(which, p.device.elems));
-        if (with_sums && s.summed != 0 && s.shard.has_accumulator())
+        if (with_sums && s.summed != 0 && s.shard.has_accumulator() && !p.is_shared[arrays::accumulator])
             work(arrays::accumulator, s.shard.bytes(arrays::accumulator, p.device.elems));
     }
 

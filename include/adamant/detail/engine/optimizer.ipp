@@ -104,7 +104,7 @@ ADAMANT_DECL void optimizer::set_gradient(shard_id shard, void const* grad)
     core_->shards.require_shard(shard.index);
     if (in_step)
         core_->rules.shard_awaited("set_gradient()", shard.index);
-    core_->shards.set_gradient(shard.index, grad, core_->is_laid_out);
+    core_->set_gradient(shard.index, grad, core_->is_laid_out);
 }
 ADAMANT_DECL std::size_t optimizer::memory_bytes(bool with_journal) const
 {
@@ -270,7 +270,7 @@ ADAMANT_DECL void optimizer::submit(shard_id shard, void const* grad)
     core_->team().check_process();
     std::lock_guard const lock(core_->submit_mutex);
     core_->rules.shard_awaited("submit()", shard.index);
-    core_->shards.set_gradient(shard.index, grad, true);
+    core_->set_gradient(shard.index, grad, true);
     core_->session.submit(shard.index);
 }
 ADAMANT_DECL void optimizer::skip(shard_id shard)

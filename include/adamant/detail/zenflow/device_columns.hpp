@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Immediate updates on a device: selected columns and vectors keep their master weights and moments only on the device
-// from one selection to the next. Gradients and weights are there, too, stored by rows.
+// from one selection to the next. Gradients and weights are there, too, stored by rows. A device that shares the host's
+// memory updates columns in the shards' arrays if these are aligned.
 #pragma once
 
 #include <algorithm>
@@ -86,10 +87,13 @@ public:
             r.list = *all[i].list;
             r.first_step = steps;
             steps += all[i].steps;
-            r.pitch = (rows(i) + quantized_group_elems - 1) / quantized_group_elems * quantized_group_elems;
+            r.in_place = can_share(i);
+            r.pitch = r.in_place
+                          ? rows(i)
+                          : (rows(i) + quantized_group_elems - 1) / quantized_group_elems * quantized_group_elems;
             std::size_t const elems = r.list.size() * r.pitch;
             for (shard_array::index const which : state_arrays)
-                r.offset[which] = reserve(s.bytes(which, elems));
+                r.offset[which] = r.in_place ? 0 : reserve(s.bytes(which, elems));
             r.offset[shard_array::grad] = reserve(columns(i) == 0 ? 0 : s.bytes(shard_array::grad, elems));
             r.list_offset = reserve(r.list.size() * sizeof(std::uint32_t));
             residents_.push_back(std::move(r));
@@ -117,6 +121,8 @@ public:
     {
         if (part_ == nullptr)
             return;
+        if (std::all_of(residents_.begin(), residents_.end(), [](resident_layout const& r) { return r.in_place; }))
+            return wait();
         device_->wait_event(device_stream::down, device_->record_event(device_stream::work));
         device_->copy_down(image_.get(), memory_, image_bytes_);
         wait();
@@ -232,6 +238,7 @@ private:
     struct resident_layout {
         std::vector<std::uint32_t> list;
         std::size_t first_step = 0;
+        bool in_place = false;      // state is in the shard's arrays
         std::size_t pitch = 0;      // elements from column to column
         std::size_t offset[6] = {}; // in memory_
         std::size_t list_offset = 0;
@@ -254,7 +261,7 @@ private:
             offload_shard const& s = matrices_[i].shard();
             for (std::size_t k = 0; k < r.list.size(); ++k) {
                 for (shard_array::index const which : state_arrays) {
-                    if (s.type(which) == dtype::none || rows(i) == 0)
+                    if (s.type(which) == dtype::none || rows(i) == 0 || r.in_place)
                         continue;
                     std::byte* const host = s.data(which) + s.bytes(which, r.list[k] * rows(i));
                     std::byte* const image = image_.get() + r.offset[which] + s.bytes(which, k * r.pitch);
@@ -265,8 +272,29 @@ private:
             }
         }
     }
-    // Merges consecutive columns of the same step into one piece. With stochastic rounding, only columns that are
-    // consecutive in the param, too.
+    // Whether passes can use the shard's state: every column is aligned in memory.
+    [[nodiscard]] bool can_share(std::size_t i) const noexcept
+    {
+        offload_shard const& s = matrices_[i].shard();
+        bool shared = device_->shares_host_memory() &&
+                      (columns(i) == 0 || s.bytes(shard_array::grad, rows(i)) % device_piece::alignment == 0);
+        for (shard_array::index const which : state_arrays)
+            if (s.type(which) != dtype::none)
+                shared = shared && reinterpret_cast<std::uintptr_t>(s.data(which)) % device_piece::alignment == 0 &&
+                         (columns(i) == 0 || s.bytes(which, rows(i)) % device_piece::alignment == 0);
+        return shared;
+    }
+    // The address of the state of the listed column k.
+    [[nodiscard]] device_ptr state_of(std::size_t i, shard_array::index which, std::size_t k) const noexcept
+    {
+        resident_layout const& r = residents_[i];
+        offload_shard const& s = matrices_[i].shard();
+        if (r.in_place)
+            return {reinterpret_cast<std::uintptr_t>(s.data(which) + s.bytes(which, r.list[k] * rows(i)))};
+        return memory_ + r.offset[which] + s.bytes(which, k * r.pitch);
+    }
+    // Merges consecutive columns of the same step into one piece. With stochastic rounding and in the shard's arrays,
+    // only columns that are consecutive in the param, too.
     void add_pieces(std::size_t i, resident const& source, std::vector<device_piece>& pieces)
     {
         resident_layout const& r = residents_[i];
@@ -278,12 +306,12 @@ private:
         for (std::size_t k = 0, end = 0; k < r.list.size() && rows(i) != 0; k = end) {
             std::uint32_t const step = (*source.step_of)[r.list[k]];
             for (end = k + 1; end < r.list.size() && whole && (*source.step_of)[r.list[end]] == step &&
-                              (!source.stochastic || r.list[end] == r.list[end - 1] + 1);)
+                              ((!source.stochastic && !r.in_place) || r.list[end] == r.list[end - 1] + 1);)
                 ++end;
             device_piece piece;
             for (shard_array::index const which : state_arrays)
                 if (s.type(which) != dtype::none)
-                    piece.arrays[which] = memory_ + r.offset[which] + s.bytes(which, k * r.pitch);
+                    piece.arrays[which] = state_of(i, which, k);
             piece.arrays[shard_array::grad] =
                 columns(i) == 0 ? arrays_[i].grad
                                 : memory_ + r.offset[shard_array::grad] + s.bytes(shard_array::grad, k * r.pitch);
@@ -313,7 +341,13 @@ private:
     }
     void send_weights(std::size_t i)
     {
-        device_->scatter_columns(columns_of(i, matrices_[i].weights_source(), arrays_[i].weight_out));
+        column_copy copy = columns_of(i, matrices_[i].weights_source(), arrays_[i].weight_out);
+        if (residents_[i].in_place) {
+            copy.by_columns = {
+                reinterpret_cast<std::uintptr_t>(matrices_[i].shard().data(matrices_[i].weights_source()))};
+            copy.own_places = true;
+        }
+        device_->scatter_columns(copy);
     }
     void run(block_pass pass, std::vector<std::uint32_t> const& pieces)
     {

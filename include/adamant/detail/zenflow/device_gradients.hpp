@@ -67,6 +67,9 @@ public:
     void download(std::size_t param)
     {
         offload_shard const& s = matrices_[param].shard();
+        bool const same = reinterpret_cast<std::uintptr_t>(s.data(shard_array::grad)) == arrays_[param].grad.address;
+        if (same && device_->shares_host_memory())
+            return;
         device_->copy_down(s.data(shard_array::grad), arrays_[param].grad, s.bytes(shard_array::grad, s.size()));
     }
     // Waits for the submitted gradients' downloads and squares, and returns the sum of squares. params: those of the
