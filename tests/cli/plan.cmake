@@ -331,6 +331,11 @@ endforeach()
 
 # One memory for both; other machines and names; what is measured; shapes in a file.
 json(0 llama-3.1-8b --gpus 4xMI300A "host||pinned_bytes|0|gpu,items,gradients|4015130624|machine,unified_memory|ON")
+# 2,007,565,312 elements: 2 B of gradients and 2 B of weights each are not staged, 12 B of state are there once.
+json(0 llama-3.1-8b --gpus 4xMI300A --ratio 1 "saved_by_sharing_bytes|8030261248")
+json(0 llama-3.1-8b --gpus 4xMI300A --ratio 0 "saved_by_sharing_bytes|32121044992")
+json(0 llama-3.1-8b --gpus 4xGH200 --ratio 1 "saved_by_sharing_bytes|0")
+shows(0 "\n +saved by sharing +32.1 GB  which" llama-3.1-8b --gpus 4xMI300A --ratio 0)
 shows(0 "memory, of CPU and GPU in one, for each GPU\n.*\nrates.*link +none +CPU and GPU use one memory" qwen2.5-3b
       --gpus MI300A)
 shows(1 "helps " llama-3.1-8b --gpus MI300A)

@@ -183,6 +183,7 @@ std::string plan_json(plan_result const& plan)
                    {"gpu", to_object(plan.memory.gpu, r.machine.gpu_bytes)},
                    {"host", r.machine.unified ? "null" : to_object(plan.memory.host, r.machine.host_bytes)},
                    {"pinned_bytes", number(plan.memory.pinned())},
+                   {"saved_by_sharing_bytes", number(plan.memory.saved_by_sharing)},
                    {"helps", array(plan.advice, [](std::string const& item) { return quoted(item); })},
                    {"step", to_object(plan.forecast)},
                    {"best", plan.range.empty ? "null" : to_object(plan.best)},

@@ -190,6 +190,9 @@ memory_plan memory_of(plan_request const& r, std::size_t cpu_elems, std::size_t 
     (r.machine.unified ? result.gpu : result.host)
         .push_back({'S', "system", "system", r.host_reserve,
                     "operating system, framework, data loader" + assumed + "--host-reserve)"});
+    if (r.machine.unified)
+        result.saved_by_sharing = state_of(r, device_elems) + array_product(r.grad, cpu_elems + device_elems) +
+                                  array_product(r.weight_out, cpu_elems + device_elems);
     return result;
 }
 

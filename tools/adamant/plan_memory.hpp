@@ -87,6 +87,9 @@ struct memory_item {
 struct memory_plan {
     std::vector<memory_item> gpu;
     std::vector<memory_item> host; // empty for unified memory
+    // What a device that did not share the host's memory would need besides: staging copies of gradients and weights,
+    // and the device's part a second time. 0 without unified memory.
+    std::size_t saved_by_sharing = 0;
     [[nodiscard]] static std::size_t total(std::vector<memory_item> const& items);
     [[nodiscard]] std::size_t pinned() const;
 };

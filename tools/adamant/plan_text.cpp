@@ -198,6 +198,11 @@ private:
         row(' ', "together", total,
             "of " + gb(have) + " GB: " +
                 (total <= have ? "fits, " + gb(have - total) + " GB to spare" : gb(total - have) + " GB TOO MUCH"));
+        if (r_.machine.unified)
+            row(' ', "saved by sharing", plan_.memory.saved_by_sharing,
+                "which GPUs with memory of their own need besides: staging copies of gradients and weights, and the "
+                "arrays "
+                "of the GPU's part a second time");
         if (&items == &plan_.memory.host) {
             row(' ', "of these pinned", plan_.memory.pinned(), "which the system cannot move or swap");
             for (memory_item const& item : items)
