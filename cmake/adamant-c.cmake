@@ -20,7 +20,8 @@ set_target_properties(adamant_c PROPERTIES
 # the library, may still be ending when the last executor is freed: so nothing is unloaded.
 target_link_options(adamant_c PRIVATE -Wl,--version-script=${PROJECT_SOURCE_DIR}/cmake/adamant_c.map -Wl,-z,nodelete)
 
-# The part for GPUs is nvcc's. Without, adamant_cuda_device_create() says what to build.
+# The part for GPUs is nvcc's, or hipcc's if ADAMANT_HIP asks for it: the library then needs libamdhip64. Without,
+# adamant_cuda_device_create() says what to build.
 if(CMAKE_CUDA_COMPILER)
     find_package(CUDAToolkit REQUIRED)
     set(cuda_source ${CMAKE_CURRENT_BINARY_DIR}/adamant_sources/c_cuda_device.cu)
@@ -30,5 +31,8 @@ if(CMAKE_CUDA_COMPILER)
     set_target_properties(adamant_c_cuda PROPERTIES POSITION_INDEPENDENT_CODE ON CUDA_VISIBILITY_PRESET hidden)
     target_sources(adamant_c PRIVATE $<TARGET_OBJECTS:adamant_c_cuda>)
     target_link_libraries(adamant_c PRIVATE CUDA::cudart_static)
+    target_compile_definitions(adamant_c PRIVATE ADAMANT_C_CUDA)
+elseif(ADAMANT_HIP STREQUAL "ON")
+    adamant_hip_source(adamant_c ${PROJECT_SOURCE_DIR}/include/adamant/detail/c/cuda_device.cuh)
     target_compile_definitions(adamant_c PRIVATE ADAMANT_C_CUDA)
 endif()

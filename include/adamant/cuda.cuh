@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// A CUDA device as adamant::device. Opt-in: include it in a .cu file that nvcc compiles; no other header includes it.
-// Such a file makes the device and passes it on as std::shared_ptr<adamant::device>. Executors, steps and optimizers
-// belong in C++ files, because nvcc does not compile the CPU's kernels as they must be. Both kinds of file need the
-// same flags for threads (nvcc: -Xcompiler -fopenmp), or their types do not link.
+// A GPU as adamant::device. Opt-in: include it in a .cu file that nvcc compiles, or in a .hip file that hipcc compiles
+// for AMD's GPUs; no other header includes it. Such a file makes the device and passes it on as
+// std::shared_ptr<adamant::device>. Executors, steps and optimizers belong in C++ files, because nvcc does not compile
+// the CPU's kernels as they must be. Both kinds of file need the same flags for threads (nvcc: -Xcompiler -fopenmp,
+// hipcc: -fopenmp), or their types do not link.
 #pragma once
 
 #include <cstddef>
@@ -15,6 +16,7 @@
 
 #include <adamant/device.hpp>
 #include <adamant/detail/cuda/cuda_check.cuh>
+#include <adamant/detail/cuda/cuda_identity.cuh>
 #include <adamant/detail/cuda/cuda_part.cuh>
 #include <adamant/detail/cuda/gpu_columns.cuh>
 #include <adamant/detail/cuda/gpu_scores.cuh>
@@ -30,34 +32,28 @@ ADAMANT_BEGIN_NAMESPACE
 /// The destructor, and that of a part, wait some seconds for enqueued work.
 class cuda_device final : public device {
 public:
-    /// Opens a device. ordinal: CUDA's number of the device among those of CUDA_VISIBLE_DEVICES, from 0. Throws
-    /// unavailable if there is no such device, if it is older than compute capability 7.0, or if the program was
-    /// compiled for other devices or with flags that change results (--use_fast_math, --ftz=true); device_error if it
-    /// fails.
-    explicit cuda_device(int ordinal = 0) : cuda_device(find_device(ordinal)) {}
+    /// Opens a device. ordinal: CUDA's number of the device among those of CUDA_VISIBLE_DEVICES, from 0 (HIP's, of
+    /// HIP_VISIBLE_DEVICES). Throws unavailable if there is no such device, if it is older than compute capability 7.0
+    /// or gfx900, or if the program was compiled for other devices or with flags that change results (--use_fast_math,
+    /// --ftz=true, -ffp-contract=fast); device_error if it fails.
+    explicit cuda_device(int ordinal = 0) : cuda_device(detail::cuda::find_device(ordinal)) {}
 
     [[nodiscard]] std::string name() const override { return streams_.name(); }
     [[nodiscard]] device_memory memory() const override { return detail::cuda::memory_of(streams_); }
     [[nodiscard]] int ordinal() const noexcept { return streams_.ordinal(); }
+    /// True for an integrated GPU that can access all memory of the host: MI300A, with HSA_XNACK=1.
+    [[nodiscard]] bool shares_host_memory() const noexcept override { return shares_host_memory_; }
 
     [[nodiscard]] device_ptr allocate(std::size_t bytes) override { return detail::cuda::allocate(streams_, bytes); }
     void release(device_ptr memory) noexcept override { detail::cuda::release(streams_, memory); }
 
     void copy_up(device_ptr dst, void const* src, std::size_t bytes) override
     {
-        using detail::cuda::operation;
-        if (bytes != 0)
-            streams_.enqueue(device_stream::up, {operation::copy_up, {}, bytes, bytes}, [=](cudaStream_t stream) {
-                return cudaMemcpyAsync(detail::cuda::address_of(dst), src, bytes, cudaMemcpyHostToDevice, stream);
-            });
+        detail::cuda::copy_up(streams_, dst, src, bytes);
     }
     void copy_down(void* dst, device_ptr src, std::size_t bytes) override
     {
-        using detail::cuda::operation;
-        if (bytes != 0)
-            streams_.enqueue(device_stream::down, {operation::copy_down, {}, bytes, bytes}, [=](cudaStream_t stream) {
-                return cudaMemcpyAsync(dst, detail::cuda::address_of(src), bytes, cudaMemcpyDeviceToHost, stream);
-            });
+        detail::cuda::copy_down(streams_, dst, src, bytes);
     }
     void gather_columns(column_copy const& copy) override { detail::cuda::copy_columns(streams_, copy, true); }
     void scatter_columns(column_copy const& copy) override { detail::cuda::copy_columns(streams_, copy, false); }
@@ -70,9 +66,10 @@ public:
 
     [[nodiscard]] device_event record_event(device_stream stream) override { return streams_.record_event(stream); }
     void wait_event(device_stream stream, device_event event) override { streams_.wait_event(stream, event); }
-    /// Makes work that is enqueued in `stream` from now on wait for the caller's event, on any stream of this device.
+    /// Makes work that is enqueued in `stream` from now on wait for the caller's cudaEvent_t (HIP: hipEvent_t), on any
+    /// stream of this device.
     /// Call it for the streams work and down before submit() of a shard whose gradient the device still computes.
-    void wait_event(device_stream stream, cudaEvent_t event) { streams_.wait_event(stream, event); }
+    void wait_event(device_stream stream, detail::cuda::event_handle event) { streams_.wait_event(stream, event); }
     [[nodiscard]] bool wait_until(device_event event, clock::time_point deadline) override
     {
         return streams_.wait_until(event, deadline);
@@ -97,48 +94,18 @@ public:
     [[nodiscard]] device_usage usage() const override { return streams_.usage(); }
 
 private:
-    struct device_identity {
-        int ordinal;
-        int capability; // 90 is 9.0
-        std::string name;
-    };
-    explicit cuda_device(device_identity const& identity) : streams_(identity.ordinal, identity.name)
+    explicit cuda_device(detail::cuda::device_identity const& identity)
+        : streams_(identity.ordinal, identity.name), shares_host_memory_(identity.shares_host_memory)
     {
-        detail::cuda::check_arithmetic(streams_, identity.capability);
-    }
-
-    [[nodiscard]] static device_identity find_device(int ordinal)
-    {
-        std::string const refusal = detail::text_of({"adamant: cannot use CUDA device ", ordinal, ": "});
-        int count = 0;
-        if (cudaError_t const error = cudaGetDeviceCount(&count); error != cudaSuccess || count == 0) {
-            (void)cudaGetLastError();
-            throw unavailable(refusal + "there is none: CUDA says '" +
-                              cudaGetErrorString(error != cudaSuccess ? error : cudaErrorNoDevice) +
-                              "'; check whether nvidia-smi finds one, or use only the CPU");
-        }
-        std::string names;
-        for (int i = 0; i < count; ++i) {
-            cudaDeviceProp properties;
-            if (cudaError_t const error = cudaGetDeviceProperties(&properties, i); error != cudaSuccess) {
-                (void)cudaGetLastError();
-                detail::throw_device_error(
-                    {"cannot read the properties of CUDA device ", i, ": ", cudaGetErrorString(error)});
-            }
-            std::string const name = detail::text_of({properties.name, " (cuda:", i, ")"});
-            if (i == ordinal && properties.major < 7)
-                throw unavailable(
-                    detail::text_of({refusal, name, " has compute capability ", properties.major, ".", properties.minor,
-                                     ", and adamant needs 7.0 or newer (Volta, of 2017)"}));
-            if (i == ordinal)
-                return {ordinal, properties.major * 10 + properties.minor, name};
-            names += (i == 0 ? "" : ", ") + name;
-        }
-        throw unavailable(refusal + "there " + (count == 1 ? "is only " : "are only ") + names +
-                          "; give one of these numbers (CUDA_VISIBLE_DEVICES decides which there are)");
+        detail::cuda::check_arithmetic(streams_, identity);
     }
 
     detail::cuda::stream_set streams_;
+    bool shares_host_memory_;
 };
+#if defined(__HIP__)
+/// The same class in a program that hipcc compiles.
+using hip_device = cuda_device;
+#endif
 
 ADAMANT_END_NAMESPACE

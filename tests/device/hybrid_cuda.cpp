@@ -12,18 +12,34 @@
 
 using namespace slow;
 
+namespace {
+
+// A GPU of its own memory, or one that uses the host's.
+std::shared_ptr<adamant::cuda_device> make_gpu(bool shares_memory)
+{
+    cuda_on_host::set_integrated(shares_memory);
+    auto made = std::make_shared<adamant::cuda_device>();
+    cuda_on_host::set_integrated(false);
+    CHECK(made->shares_host_memory() == shares_memory);
+    return made;
+}
+
+} // namespace
+
 TEST_CASE(
     "Any run of an optimizer with a CUDA device has the bits of the reference implementation applied the slow way",
     "[cuda]")
 {
     for (std::uint64_t seed = 600; seed < 630; ++seed)
-        run_random(seed, std::make_shared<adamant::cuda_device>());
+        for (bool const shares_memory : {false, true})
+            run_random(seed, make_gpu(shares_memory));
 }
 
 TEST_CASE("What CUDA refuses leaves everything as it was before the step, and the next one is as if nothing had been",
           "[cuda]")
 {
     using cuda_on_host::call;
+    bool const shares_memory = GENERATE(false, true);
     for (auto const kind : {call::copy, call::launch, call::record}) {
         std::size_t failures = 0;
         for (unsigned after = 0;; after += 1 + after / 8) {
@@ -38,7 +54,7 @@ TEST_CASE("What CUDA refuses leaves everything as it was before the step, and th
                 tensors[k].draw_gradient(random, -12, -6);
                 add(steps, tensors[k], std::to_string(k));
             }
-            steps.place(std::make_shared<adamant::cuda_device>(), adamant::split(steps.shard_sizes(), {.ratio = 0.4}));
+            steps.place(make_gpu(shares_memory), adamant::split(steps.shard_sizes(), {.ratio = 0.4}));
             (void)step_slowly(tensors, {true, true}, steps.groups(), 1, 1, 1e-3, 0, adamant::nonfinite_policy::skip);
             auto const difference = [&] {
                 (void)steps.state();
@@ -75,6 +91,7 @@ TEST_CASE("What CUDA refuses leaves everything as it was before the step, and th
 TEST_CASE("zenflow has the same bits with a CUDA device", "[cuda]")
 {
     using namespace adamant;
+    bool const shares_memory = GENERATE(false, true);
     for (bool const split : {false, true}) {
         constexpr std::size_t rows = 200, columns = 70, n = rows * columns;
         struct side {
@@ -114,7 +131,7 @@ TEST_CASE("zenflow has the same bits with a CUDA device", "[cuda]")
             }
             return by;
         };
-        auto const on = std::make_shared<cuda_device>();
+        auto const on = make_gpu(shares_memory);
         auto const alone = make(host, nullptr);
         auto const together = make(both, on);
         std::vector<bfloat16> grad(n);

@@ -62,6 +62,8 @@ struct cudaDeviceProp {
     char name[256];
     int major;
     int minor;
+    int integrated;
+    int pageableMemoryAccess;
 };
 
 namespace cuda_on_host {
@@ -119,6 +121,7 @@ public:
     bool ends = false;
     int devices = 1;
     int major = 9;
+    bool integrated = false; // an APU, which uses the host's memory
     std::uint64_t launches = 0;
     std::thread worker;
 
@@ -218,6 +221,13 @@ inline void set_device(std::size_t memory_bytes, int major = 9, int devices = 1)
     m.major = major;
     m.devices = devices;
 }
+// Devices that are made from now on use the host's memory, as on an APU.
+inline void set_integrated(bool integrated)
+{
+    machine& m = machine::get();
+    std::lock_guard const lock(m.mutex);
+    m.integrated = integrated;
+}
 // As if the process were a new one: what failed is forgotten, memory stays.
 inline void restart()
 {
@@ -300,6 +310,7 @@ inline cudaError_t cudaGetDeviceProperties(cudaDeviceProp* about, int)
     *about = {};
     std::strcpy(about->name, "imitated GPU");
     about->major = m.major;
+    about->integrated = about->pageableMemoryAccess = m.integrated;
     return cudaSuccess;
 }
 inline cudaError_t cudaGetDevice(int* ordinal)

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Definitions of <adamant/detail/c/cuda_device.hpp>, compiled by nvcc.
+// Definitions of <adamant/detail/c/cuda_device.hpp>, compiled by nvcc or hipcc.
 #include <adamant/detail/c/cuda_device.hpp>
 
 #include <memory>
@@ -20,7 +20,7 @@ void wait_cuda_event(device& target, void* event)
         detail::throw_invalid_argument({"cannot wait for a CUDA event on ", target.name(),
                                         ": adamant_cuda_device_create() did not create this device"});
     for (device_stream const stream : {device_stream::work, device_stream::down})
-        gpu->wait_event(stream, static_cast<cudaEvent_t>(event));
+        gpu->wait_event(stream, static_cast<detail::cuda::event_handle>(event));
 }
 
 } // namespace adamant::c

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Internal to the C library: functions that nvcc compiles, with ADAMANT_CUDA.
+// Internal to the C library: functions that nvcc compiles, with ADAMANT_CUDA, or hipcc, with ADAMANT_HIP.
 #pragma once
 
 #include <memory>

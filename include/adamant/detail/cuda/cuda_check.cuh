@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Check at run time that a CUDA device rounds like the reference implementation: nvcc's flags that change results have
-// no macros.
+// Check at run time that a GPU rounds like the reference implementation: flags of nvcc and hipcc that change results
+// have no macros.
 #pragma once
 
 #include <chrono>
@@ -11,6 +11,7 @@
 #include <memory>
 #include <string>
 
+#include <adamant/detail/cuda/cuda_identity.cuh>
 #include <adamant/detail/cuda/cuda_memory.cuh>
 #include <adamant/detail/cuda/gpu_numerics.cuh>
 #include <adamant/detail/numerics/float_mode.hpp>
@@ -23,7 +24,7 @@ inline constexpr unsigned check_threads = 64;
 // Results of plain operators, which --use_fast_math changes, and of the intrinsics that kernels use.
 struct arithmetic {
     float tiny_product, tiny_sum, quotient, root; // of operators
-    float rounded_product, fused, rounded_quotient, rounded_root;
+    float rounded_product, fused, unfused, rounded_quotient, rounded_root;
     double fused_double;
 };
 
@@ -38,6 +39,7 @@ __global__ void __launch_bounds__(check_threads) check_kernel(arithmetic* out, f
     o.root = sqrtf(x);
     o.rounded_product = __fmul_rn(x, x);
     o.fused = __fmaf_rn(x, x, -one);
+    o.unfused = __fadd_rn(__fmul_rn(x, x), -one);
     o.rounded_quotient = __fdiv_rn(one, x);
     o.rounded_root = __fsqrt_rn(x);
     o.fused_double = __fma_rn(static_cast<double>(x), static_cast<double>(tiny), static_cast<double>(one));
@@ -52,14 +54,15 @@ __global__ void __launch_bounds__(check_threads) check_kernel(arithmetic* out, f
                            result.root == std::sqrt(x);
     bool const intrinsics =
         result.rounded_product == std::fma(x, x, 0.0f) && result.fused == std::fma(x, x, -one) &&
-        result.rounded_quotient == one / x && result.rounded_root == std::sqrt(x) &&
+        result.unfused == std::fma(x, x, 0.0f) - one && result.rounded_quotient == one / x &&
+        result.rounded_root == std::sqrt(x) &&
         result.fused_double == std::fma(static_cast<double>(x), static_cast<double>(tiny), static_cast<double>(one));
     return (operators ? 0u : 1u) | (intrinsics ? 0u : 2u);
 }
 
 // Throws unavailable if the program's device code was compiled with flags that change results or not for this device,
 // and device_error if the device fails.
-inline void check_arithmetic(stream_set& streams, int capability)
+inline void check_arithmetic(stream_set& streams, device_identity const& identity)
 {
     struct buffer {
         stream_set const& streams;
@@ -81,9 +84,8 @@ inline void check_arithmetic(stream_set& streams, int capability)
         return error;
     });
     if (error == cudaErrorNoKernelImageForDevice)
-        throw_unavailable({streams.name(), " has compute capability ", capability / 10, ".", capability % 10,
-                           ", and this program holds no code for that; compile it with -arch=sm_", capability,
-                           " (in CMake: CMAKE_CUDA_ARCHITECTURES)"});
+        throw_unavailable({streams.name(), " ", identity.architecture,
+                           ", and this program holds no code for that; compile it with ", identity.compile_flag});
     if (!streams.wait_until(streams.record_event(device_stream::work),
                             stream_set::clock::now() + std::chrono::seconds(60)))
         throw_device_error({streams.name(), " did not finish a small computation within 60 s"});
@@ -99,8 +101,9 @@ inline void check_arithmetic(stream_set& streams, int capability)
         throw_unavailable(
             {streams.name(),
              " flushes subnormals, or estimates quotients or roots, because the device code of this program "
-             "was compiled with --use_fast_math, --ftz=true, --prec-div=false or --prec-sqrt=false: that "
-             "would change the bits of a step; compile the file that includes cuda.cuh without them"});
+             "was compiled with ",
+             inexact_flags,
+             ": that would change the bits of a step; compile the file that includes cuda.cuh without them"});
     if (differs != 0)
         throw_unavailable({streams.name(), " does not round as IEEE 754 says, so its steps would not have the ",
                            "CPU's bits; use another device, or only the CPU"});

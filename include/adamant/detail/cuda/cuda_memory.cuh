@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Memory of a CUDA device, and pinned host memory.
+// Memory of a CUDA device, copies to and from it, and pinned host memory.
 #pragma once
 
 #include <cstddef>
@@ -57,6 +57,22 @@ inline void release(stream_set const& streams, device_ptr memory) noexcept
     device_scope const scope(streams.ordinal());
     if (cudaFree(address_of(memory)) != cudaSuccess)
         (void)cudaGetLastError();
+}
+
+// See device.
+inline void copy_up(stream_set& streams, device_ptr dst, void const* src, std::size_t bytes)
+{
+    if (bytes != 0)
+        streams.enqueue(device_stream::up, {operation::copy_up, {}, bytes, bytes}, [=](cudaStream_t stream) {
+            return cudaMemcpyAsync(address_of(dst), src, bytes, cudaMemcpyHostToDevice, stream);
+        });
+}
+inline void copy_down(stream_set& streams, void* dst, device_ptr src, std::size_t bytes)
+{
+    if (bytes != 0)
+        streams.enqueue(device_stream::down, {operation::copy_down, {}, bytes, bytes}, [=](cudaStream_t stream) {
+            return cudaMemcpyAsync(dst, address_of(src), bytes, cudaMemcpyDeviceToHost, stream);
+        });
 }
 
 // See device::pinned(). The deleter does not use the device, which may be destroyed before.

@@ -237,7 +237,7 @@ inline constexpr int thread_blocks = Param == any_dtype && !is_coded<ExpAvg> ? 2
 // The passes that read gradients. Types other than any_dtype are those of all pieces of the launch. With sums, a block
 // has step_threads + sum_threads threads, otherwise step_threads. Every thread reaches every barrier.
 template <int Param, int Grad, int ExpAvg, int ExpAvgSq, int WeightOut>
-__global__ void __launch_bounds__(step_threads + sum_threads, thread_blocks<Param, ExpAvg>)
+__global__ void __launch_bounds__(step_threads + sum_threads, (thread_blocks<Param, ExpAvg>))
     pass_kernel(__grid_constant__ launch const args)
 {
     alignas(16) __shared__ float staged[norm_block_elems];
