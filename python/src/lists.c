@@ -451,6 +451,20 @@ static PyObject* use_torch(PyObject* nothing, PyObject* arguments)
     Py_RETURN_TRUE;
 }
 
+static PyObject* describe_all(PyObject* nothing, PyObject* tensors)
+{
+    (void)nothing;
+    if (!PyList_Check(tensors) || exchange == NULL) {
+        PyErr_SetString(PyExc_TypeError, "describe_all() takes a list of tensors after use_torch()");
+        return NULL;
+    }
+    dl_tensor dl;
+    for (Py_ssize_t i = 0; i < PyList_Size(tensors); ++i)
+        if (exchange->describe(PyList_GetItem(tensors, i), &dl) != 0)
+            return NULL;
+    Py_RETURN_NONE;
+}
+
 static PyObject* use_numpy(PyObject* nothing, PyObject* type)
 {
     (void)nothing;
@@ -467,6 +481,8 @@ static PyMethodDef methods[] = {
      "counts and raise errors."},
     {"use_torch", use_torch, METH_VARARGS,
      "Read plain tensors here from now on. Returns whether this torch allows it."},
+    {"describe_all", describe_all, METH_O,
+     "Ask torch for the description of each tensor of a list, and do nothing with it: what step() cannot do without."},
     {"use_numpy", use_numpy, METH_O, "Read arrays of exactly this class here from now on."},
     {NULL, NULL, 0, NULL},
 };
