@@ -14,8 +14,8 @@ Both sides have a thread for each core, and work on the same params, moments and
 memory than another. Each round times each once, in alternating order, on gradients that are new tensors, and ratios are
 taken within a round. Before each turn there is a rest (--rest-ms), in which the caller spins and the threads of the
 turn before go to sleep: both sides have to wake their own. `--rest-ms 0` is as right after a backward of torch's, whose
-threads still spin. The first two rounds do not count. Each part, a function of engines_rows.py, engines_lists.py or
-engines_overlap.py, is a process of its own.
+threads still spin. The first two rounds do not count. Each part, a function of engines_rows.py, engines_lists.py,
+engines_megatron.py or engines_overlap.py, is a process of its own.
 """
 import argparse
 import json
@@ -27,13 +27,14 @@ import tempfile
 sys.dont_write_bytecode = True  # the repository stays as it is
 import peers
 from engines_lists import lists_part
+from engines_megatron import megatron_part
 from engines_overlap import overlap_part
 from engines_rows import deepspeed_part, overhead_part, torch_part
 from peers_contenders import Library, Missing
 
 PACKAGE = os.path.join(peers.ROOT, "python", "src")
 PARTS = {"torch": torch_part, "overhead": overhead_part, "lists": lists_part, "deepspeed": deepspeed_part,
-         "overlap": overlap_part}
+         "megatron": megatron_part, "overlap": overlap_part}
 
 
 def child(asked):
@@ -57,6 +58,7 @@ def run_child(asked, part, threads):
         command = [sys.executable, os.path.abspath(__file__), "--parts", part, "--child-out", out, "--rounds",
                    str(asked.rounds), "--rest-ms", str(asked.rest_ms)] + ["--quick"] * asked.quick
         command += ["--prime-rl", asked.prime_rl] if asked.prime_rl else []
+        command += ["--megatron", asked.megatron] if asked.megatron else []
         status = subprocess.run(command, env=env, stdout=sys.stderr).returncode
         if status != 0:
             return {"rows": [], "lines": [f"{part}: its process ended with {status}"], "versions": {}, "failed": True}
@@ -84,6 +86,7 @@ def main():
     add("--rounds", type=int, default=21, help="of large sizes; others take more (%(default)s)")
     add("--rest-ms", type=float, default=25, help="before each turn (%(default)s)")
     add("--prime-rl", help="root of a checkout of prime-rl: its kernel is compiled and measured beside adamant.step()")
+    add("--megatron", help="root of a checkout of Megatron-LM: its HybridDeviceOptimizer is measured with each AdamW")
     add("--quick", action="store_true", help="small sizes, a few rounds")
     add("--json", help="write everything to this file")
     add("--child-out", help=argparse.SUPPRESS)
