@@ -1,12 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Ranks of a process group: the norm and checkpoints. replicated_norm: torchtitan #766, hyper-parallel #526."""
-import os
-import subprocess
-import sys
-
 import pytest
 
 torch = pytest.importorskip("torch")
+import ranks  # noqa: E402
+
 pytestmark = pytest.mark.skipif(not torch.distributed.is_available(), reason="needs torch.distributed")
 
 begin = """
@@ -41,17 +39,8 @@ dist.destroy_process_group()
 
 
 def on_ranks(count, code, folder):
-    ranks = [subprocess.Popen([sys.executable, "-c", begin + code + end, str(rank), str(count), str(folder)], text=True,
-                              env={**os.environ, "OMP_NUM_THREADS": "1"}, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-             for rank in range(count)]
-    said = []
-    try:
-        for rank in ranks:
-            said.append(rank.communicate(timeout=600))
-    finally:
-        for rank in ranks:
-            rank.kill()
-    assert all(out == "ended\n" for out, _ in said), said
+    printed = ranks.on_ranks(count, begin + code + end, folder)
+    assert all(out.endswith("ended\n") for out in printed), printed
 
 
 @pytest.mark.parametrize("options", ['{}', '{"overlap": True}', '{"accumulate": 2}', '{"offload": True}'])

@@ -18,6 +18,8 @@ import adamant  # noqa: E402
 import adamant.torch  # noqa: E402
 from adamant.torch import Adam, AdamW, dequantized, joined_master, quantized, split_master  # noqa: E402
 
+import ranks  # noqa: E402
+
 splits = ["split_float32", "split_float32+bfloat16", "split_float32+quantized8"]
 pairs = [(Adam, torch.optim.Adam), (AdamW, torch.optim.AdamW)]
 
@@ -822,9 +824,7 @@ dist.destroy_process_group()
 """
     ends = set()
     for count in (1, 2):
-        ranks = [subprocess.Popen([sys.executable, "-c", code, str(rank), str(count), str(tmp_path), str(masters)], text=True,
-                                  env={**os.environ, "OMP_NUM_THREADS": "1"}, stdout=subprocess.PIPE) for rank in range(count)]
-        printed = [rank.communicate(timeout=600)[0].split() for rank in ranks]
+        printed = [out.split() for out in ranks.on_ranks(count, code, tmp_path, masters)]
         assert all(len(words) == 1 for words in printed)
         ends.update(words[0] for words in printed)
     assert len(ends) == 1

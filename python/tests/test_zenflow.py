@@ -18,6 +18,7 @@ torch = pytest.importorskip("torch")
 import adamant  # noqa: E402
 from adamant.torch import Adam, AdamW, ZenFlow, dequantized, joined_master, quantized, split_master  # noqa: E402
 
+import ranks  # noqa: E402
 from optimizer_modes import position_of  # noqa: E402
 
 f32, bf16, f16 = torch.float32, torch.bfloat16, torch.float16
@@ -1057,9 +1058,7 @@ dist.destroy_process_group()
 
 
 def on_ranks(count, code, *arguments):
-    made = [subprocess.Popen([sys.executable, "-c", code, str(rank), str(count), *map(str, arguments)], text=True,
-                             env={**os.environ, "OMP_NUM_THREADS": "1"}, stdout=subprocess.PIPE) for rank in range(count)]
-    printed = [rank.communicate(timeout=600)[0].split() for rank in made]
+    printed = [out.split() for out in ranks.on_ranks(count, code, *arguments)]
     assert all(len(words) == 1 for words in printed), printed
     return {words[0] for words in printed}
 
