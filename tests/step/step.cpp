@@ -148,7 +148,7 @@ TEST_CASE("an empty shard is a step over nothing")
 TEST_CASE("sum and count have the same bits for every tier and number of threads", "[slow_finite_check]")
 {
     test::random_bits random(2);
-    for (std::size_t const n : test::sizes{0, 1, 4096, 4097, 100000, 4194304, 4200000}) {
+    for (std::size_t const n : test::sizes{0, 1, 4096, 4097, 100000, 4200000}) {
         std::vector<bfloat16> grad(n);
         std::uint64_t nonfinite = 0;
         for (bfloat16& g : grad) {

@@ -10,6 +10,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <cstdlib>
 #include <cstring>
 #include <initializer_list>
 #include <string>
@@ -238,6 +239,41 @@ private:
 inline adamant::isa tier()
 {
     return adamant::resolve_isa(adamant::isa::automatic);
+}
+
+// The tiers whose kernels are compared with the scalar reference: the one of ADAMANT_ISA, or all that this CPU has.
+inline std::vector<adamant::isa> const& tiers()
+{
+    static std::vector<adamant::isa> const found = [] {
+        char const* const variable = std::getenv("ADAMANT_ISA");
+        if (variable != nullptr && *variable != '\0')
+            return std::vector{tier()};
+        std::vector<adamant::isa> all;
+        for (adamant::isa const each : adamant::all_isas)
+            if (each != adamant::isa::scalar && adamant::is_available(each))
+                all.push_back(each);
+        return all;
+    }();
+    return found;
+}
+
+// ADAMANT_TEST_SCALE, or 1: how many times as many random runs there are as usual.
+inline std::uint64_t scale()
+{
+    static std::uint64_t const found = [] {
+        char const* const variable = std::getenv("ADAMANT_TEST_SCALE");
+        return variable == nullptr ? 1ull : std::strtoull(variable, nullptr, 10);
+    }();
+    return found;
+}
+inline std::uint64_t repeats(std::uint64_t runs)
+{
+    return runs * scale();
+}
+// Tests of all values of a type try each 17th, unless they are scaled.
+inline std::uint32_t sampling()
+{
+    return scale() > 1 ? 1 : 17;
 }
 
 } // namespace test
