@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Umbrella header for training: shards, executors, memory, devices and the optimizer.
 //
-// Include separately, as needed: cores.hpp (core selection), split.hpp (CPU and device ratio), tune.hpp, zenflow.hpp,
-// resctrl.hpp, and the opt-in headers that need nlohmann-json, xxHash or nvcc.
+// Include separately, as needed: cores.hpp (core selection), changes.hpp (changed weights), split.hpp (CPU and device
+// ratio), tune.hpp, zenflow.hpp, resctrl.hpp, and the opt-in headers that need nlohmann-json, xxHash or nvcc.
 #pragma once
 
 #include <adamant/checkpoint.hpp>

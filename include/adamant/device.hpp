@@ -116,6 +116,9 @@ struct device_piece {
     static constexpr std::size_t alignment = 16; ///< bytes, of every array
     /// Arrays by shard_array. weight_out and accumulator may be null.
     device_ptr arrays[6];
+    /// For changed weights: null, or changed_bytes(elems) bytes. Bit j of byte i belongs to element 4 i + j. A pass
+    /// that steps a block sets the bits of the elements whose published weight the step changes, and clears the others.
+    device_ptr changed;
     dtype types[6] = {};                  ///< element types by shard_array
     std::size_t elems = 0;                ///< number of elements
     std::size_t group = 0;                ///< parameter group
@@ -123,6 +126,8 @@ struct device_piece {
     shard_format const* format = nullptr; ///< format of the shard, with the host's kernels
     /// Returns the number of norm blocks.
     [[nodiscard]] std::size_t blocks() const noexcept;
+    /// Bytes for the changed weights of n elements.
+    [[nodiscard]] static constexpr std::size_t changed_bytes(std::size_t n) noexcept { return (n + 3) / 4; }
 };
 
 /// The caller's gradient and weights of a shard in device memory, of the shard's size and types.

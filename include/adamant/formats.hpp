@@ -68,6 +68,23 @@ using shard_dtypes = std::array<dtype, shard_arrays>;
 {
     return types[shard_array::weight_out] == dtype::float32;
 }
+/// The array whose elements are the published weights: weight_out, or param without one.
+[[nodiscard]] constexpr shard_array::index published_array(shard_dtypes const& types) noexcept
+{
+    return types[shard_array::weight_out] == dtype::none ? shard_array::param : shard_array::weight_out;
+}
+/// Whether the published weights are float params rounded to a 16-bit weight_out.
+[[nodiscard]] constexpr bool publishes_rounded(shard_dtypes const& types) noexcept
+{
+    return types[shard_array::param] == dtype::float32 &&
+           (types[shard_array::weight_out] == dtype::bfloat16 || types[shard_array::weight_out] == dtype::float16);
+}
+/// The array from which a step sees whether it changes the published weights: rounded params, or the weights. Params
+/// are in a cache when a step ends, and a weight_out that was written past the caches is not.
+[[nodiscard]] constexpr shard_array::index compared_array(shard_dtypes const& types) noexcept
+{
+    return types[shard_array::param] == dtype::float32 ? shard_array::param : published_array(types);
+}
 /// Arrays that may be state, which is_state() decides.
 inline constexpr shard_array::index state_arrays[] = {shard_array::param, shard_array::exp_avg, shard_array::exp_avg_sq,
                                                       shard_array::weight_out};
@@ -149,6 +166,10 @@ struct shard_format {
 namespace kernel {
 /// Elements that a step of that tier computes together.
 [[nodiscard]] std::size_t step_elems_for(isa tier) noexcept;
+/// Marks changes of the published weights of a shard of these types. It compares compared_array().
+[[nodiscard]] mark_changes_function mark_changes_for(shard_dtypes const& types, isa tier) noexcept;
+/// Kernels that count and collect changed weights.
+[[nodiscard]] change_kernels change_kernels_for(isa tier) noexcept;
 } // namespace kernel
 
 #if defined(ADAMANT_HEADER_ONLY)

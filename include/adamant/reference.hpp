@@ -83,6 +83,32 @@ template <class T>
     return stored<T>(x);
 }
 
+/// Bits of the weight that an element publishes, if it is stored as T: in weight_out, or in param without one.
+template <class T>
+[[nodiscard]] constexpr std::uint32_t published_bits(T weight) noexcept
+{
+    if constexpr (std::is_same_v<T, float>)
+        return std::bit_cast<std::uint32_t>(weight);
+    else
+        return weight.bits;
+}
+/// The same for a float param with a weight_out of T: the bits of its rounding, which weight_out holds after each step.
+template <class T>
+[[nodiscard]] constexpr std::uint32_t rounded_bits(float param) noexcept
+{
+    return published_bits(stored<T>(is_nan(param) ? std::bit_cast<float>(canonical_nan_bits) : param));
+}
+/// Whether a step changes the published weight of an element whose param was `before` and is `after`. Split masters
+/// publish the bfloat16 weight: pass that. WeightOut: type of a 16-bit weight_out of a float param, otherwise void.
+template <class WeightOut = void, class T>
+[[nodiscard]] constexpr bool is_changed(T before, T after) noexcept
+{
+    if constexpr (std::is_void_v<WeightOut>)
+        return published_bits(before) != published_bits(after);
+    else
+        return rounded_bits<WeightOut>(before) != rounded_bits<WeightOut>(after);
+}
+
 /// Adds a gradient to an accumulated sum, in float. stored<T>() rounds the result to the accumulator's type.
 [[nodiscard]] inline float added(float grad, float sum) noexcept
 {

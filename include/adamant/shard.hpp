@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <cstdint>
 #include <iterator>
 #include <optional>
 #include <span>
@@ -18,6 +19,14 @@
 
 ADAMANT_BEGIN_NAMESPACE
 
+class any_shard;
+
+/// Words of 64 bits for the changed weights of n elements; see any_shard::track().
+[[nodiscard]] constexpr std::size_t changed_words(std::size_t n) noexcept
+{
+    return n / kernel::changed_word_elems + (n % kernel::changed_word_elems != 0);
+}
+
 namespace detail {
 
 template <class T>
@@ -30,6 +39,8 @@ using element_of = std::iter_value_t<decltype(std::data(std::declval<Range&>()))
 
 // Checks arrays as the constructors of shard do: null, too large, overlapping.
 void check_arrays(shard_dtypes const& types, kernel::step_pointers const& pointers, std::size_t size);
+// Checks the bits for any_shard::track().
+void check_changed(any_shard const& shard, std::span<std::uint64_t> changed);
 // Refuses a float32 weight_out, which no optimizer writes.
 void refuse_param_copy(shard_dtypes const& types);
 // Checks that `found`, the size of an array of that type, fits a param of `size` elements.
@@ -196,6 +207,25 @@ public:
         placed.pointers_.place = place;
         return placed;
     }
+    /// Returns the same shard with bits for changed weights, changed_words(size()) words that outlive it. Bit i % 64 of
+    /// word i / 64 belongs to element i. A step sets the bits of the elements whose published weight it changes, and
+    /// leaves all others as they are, so bits accumulate until the caller clears them. A step that is skipped,
+    /// abandoned or rolled back leaves every bit as it was.
+    ///
+    /// The published weight is weight_out, or param without one. Before the first step, weight_out must hold the
+    /// rounded params. The bits are the same for any instruction set, number of threads, shard boundaries and backend.
+    /// Each shard has words of its own, which threads do not share, so steps over different shards may run
+    /// concurrently.
+    /// @throws invalid_argument for another number of words, and for words that overlap an array of the shard
+    [[nodiscard]] any_shard track(std::span<std::uint64_t> changed) const
+    {
+        detail::check_changed(*this, changed);
+        any_shard tracked = *this;
+        tracked.pointers_.changed = changed.data();
+        return tracked;
+    }
+    /// The words for changed weights; null if they are not tracked.
+    [[nodiscard]] std::uint64_t* changed() const noexcept { return pointers_.changed; }
     /// The arrays as kernels take them.
     [[nodiscard]] kernel::step_pointers const& pointers() const noexcept { return pointers_; }
     /// The format.
@@ -249,6 +279,13 @@ public:
     ADAMANT_ALWAYS_INLINE explicit optimizer_shard(any_shard const& of) : any_shard(of)
     {
         detail::refuse_param_copy(of.format().types);
+    }
+    /// See any_shard::track().
+    [[nodiscard]] optimizer_shard track(std::span<std::uint64_t> changed) const
+    {
+        optimizer_shard tracked = *this;
+        static_cast<any_shard&>(tracked) = any_shard::track(changed);
+        return tracked;
     }
 };
 

@@ -167,9 +167,12 @@ struct delete_zenflow_core {
 ///
 /// A vector (columns 0) is an ordinary shard and is updated every step; its weights are weight_out, or param.
 struct zenflow_param {
-    group_id group;          ///< the group
-    std::string name;        ///< name of the param
-    optimizer_shard shard;   ///< its arrays
+    group_id group;   ///< the group
+    std::string name; ///< name of the param
+    /// Its arrays. Bits for changed weights (see any_shard::track()) are in the order of `weights` and are set when
+    /// weights are published. With a device, `weights` and a vector's weights in host memory are then always those on
+    /// the device.
+    optimizer_shard shard;
     std::size_t columns = 0; ///< columns of the matrix; 0: a vector
     void* weights = nullptr; ///< where weights are published
     /// Position of the shard in its parameter, in whole rows: the last dimension of `shape` is `columns`, and `begin`

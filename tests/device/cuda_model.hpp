@@ -34,6 +34,7 @@ struct model_piece {
     std::size_t at[6] = {};
     std::size_t first_block = 0;
     adamant::place_in_param place = {};
+    std::size_t changed = 0; // offset of its changed bits; 0: not tracked
 };
 
 class model {
@@ -52,12 +53,26 @@ public:
             p.at[a] = image.size();
             image.resize((image.size() + array_bytes(types[a], elems) + 15) / 16 * 16 + 16, std::byte{0x5a});
         }
+        if (pieces.size() % 3 != 0) {
+            p.changed = image.size();
+            image.resize((image.size() + adamant::device_piece::changed_bytes(elems) + 15) / 16 * 16 + 16,
+                         std::byte{0x5a});
+        }
         pieces.push_back(p);
         squares.resize(squares.size() + (elems + adamant::norm_block_elems - 1) / adamant::norm_block_elems);
         recorded.assign(squares.size(), 0);
         records_.resize(squares.size());
     }
 
+    // The image with the bits of changed weights cleared: a rollback leaves those of the step.
+    [[nodiscard]] std::vector<std::byte> image_without_changes() const
+    {
+        std::vector<std::byte> copy = image;
+        for (model_piece const& p : pieces)
+            for (std::size_t i = 0; i < adamant::device_piece::changed_bytes(p.elems) && p.changed != 0; ++i)
+                copy[p.changed + i] = {};
+        return copy;
+    }
     [[nodiscard]] std::byte* element(model_piece const& p, std::size_t array, std::size_t i)
     {
         return image.data() + p.at[array] + i * size_bytes(p.types[array]);
@@ -304,6 +319,7 @@ private:
                 adamant::reference::update({get(p, arrays::param, e), m[i], v[i]}, g[i], now.c);
             adamant::rounding_lines const lines = adamant::rounding_lines_at(now.c.rounding.key, p.place, e);
             bool const is_split = p.types[arrays::param] == dtype::split_float32;
+            std::uint32_t const published = published_bits(p, e);
             if (is_split)
                 set(p, arrays::param, e, stepped.param);
             else
@@ -318,9 +334,29 @@ private:
             }
             if (p.types[arrays::weight_out] != dtype::none && !is_split)
                 store(element(p, arrays::weight_out, e), p.types[arrays::weight_out], stepped.param);
+            if (p.changed != 0) {
+                std::byte& four = image[p.changed + e / 4];
+                if (e % 4 == 0)
+                    four = {};
+                if (published_bits(p, e) != published)
+                    four |= std::byte{1} << e % 4;
+            }
         }
         if (has_codes(p))
             encode_moments(p, begin, n, m.data(), v.data(), now.c.rounding);
+    }
+    // Of the weight that an element publishes.
+    [[nodiscard]] std::uint32_t published_bits(model_piece const& p, std::size_t i)
+    {
+        namespace reference = adamant::reference;
+        dtype const out = p.types[arrays::weight_out];
+        if (p.types[arrays::param] == dtype::float32 && out != dtype::none)
+            return out == dtype::bfloat16 ? reference::rounded_bits<adamant::bfloat16>(get(p, arrays::param, i))
+                                          : reference::rounded_bits<adamant::float16>(get(p, arrays::param, i));
+        std::size_t const array = out == dtype::none ? arrays::param : arrays::weight_out;
+        std::uint32_t bits = 0;
+        std::memcpy(&bits, element(p, array, i), size_bytes(p.types[array]));
+        return bits;
     }
     void get_moments(model_piece const& p, std::size_t begin, std::size_t n, float* m, float* v)
     {

@@ -37,7 +37,8 @@ struct tensor {
     unsigned micro_steps = 0;
     std::size_t group = 0;
     place_in_param place = {};
-    std::vector<test::array> carried; // param and weight_out as weights_ready has taken them away
+    std::vector<test::array> carried;                     // param and weight_out as weights_ready has taken them away
+    std::vector<std::uint64_t> changed, expected_changed; // empty: not tracked
 
     tensor(std::array<dtype, arrays> const& t, std::size_t n, test::random_bits& random) : types(t)
     {
@@ -57,6 +58,34 @@ struct tensor {
         for (array const a : {param, weight_out})
             carried.emplace_back(mine[a]);
         summed.resize(n);
+        if (random.below(2) == 0)
+            draw_changes(random);
+    }
+    // What steps find there: nothing, or bits of earlier steps.
+    void draw_changes(test::random_bits& random)
+    {
+        bool const clears = random.below(2) == 0;
+        changed.resize(changed_words(size()));
+        for (std::uint64_t& word : changed)
+            word = clears ? 0 : random() & random() & random();
+        expected_changed = changed;
+    }
+    // The bits of the published weights that are expected.
+    [[nodiscard]] std::vector<std::uint32_t> published() const
+    {
+        std::vector<std::uint32_t> bits;
+        for (std::size_t i = 0; i < size() && !changed.empty(); ++i)
+            bits.push_back(expected[types[weight_out] == dtype::none ? param : weight_out].element_bits(i));
+        return bits;
+    }
+    // The words of the elements whose published weights were others.
+    [[nodiscard]] std::vector<std::uint64_t> changes_since(std::vector<std::uint32_t> const& before) const
+    {
+        std::vector<std::uint64_t> words(changed.size());
+        std::vector<std::uint32_t> const now = published();
+        for (std::size_t i = 0; i < now.size(); ++i)
+            words[i / 64] |= std::uint64_t{now[i] != before[i]} << i % 64;
+        return words;
     }
     // A device that shares the host's memory uses arrays that are aligned, and copies others: here a third of them.
     static std::size_t offset_of(std::size_t r) { return test::shares_memory ? r / 2 : r; }
@@ -440,13 +469,26 @@ inline void run_random(std::uint64_t seed, std::shared_ptr<adamant::device> cons
         std::vector<std::vector<test::array>> before;
         for (tensor const& each : tensors)
             before.push_back(each.expected);
+        std::vector<std::vector<std::uint32_t>> published;
+        std::vector<std::vector<std::uint64_t>> changed_before;
+        for (tensor& each : tensors) {
+            if (!each.changed.empty() && random.below(3) == 0)
+                each.draw_changes(random);
+            published.push_back(each.published());
+            changed_before.push_back(each.changed);
+        }
         std::vector<parameter_group> now = groups;
         for (std::size_t g = 0; g < lr.size(); ++g)
             now[g].hyper.lr = lr[g];
         slow_result const slow =
             step_slowly(tensors, taken, now, steps + 1, loss_scale, max_norm, max_abs, options.on_nonfinite);
-        for (std::size_t k = 0; k < count; ++k)
+        std::vector<std::vector<std::uint64_t>> changes;
+        for (std::size_t k = 0; k < count; ++k) {
             deliver(k);
+            changes.push_back(tensors[k].changes_since(published[k]));
+            for (std::size_t w = 0; w < changes[k].size(); ++w)
+                tensors[k].expected_changed[w] |= changes[k][w];
+        }
         optimizer_report report;
         if (how == 0) {
             report = mine.step(values);
@@ -501,6 +543,7 @@ inline void run_random(std::uint64_t seed, std::shared_ptr<adamant::device> cons
             INFO("shard " << k << ", way " << how << ", journal " << report.journal_bytes << ", waited "
                           << report.shards_waited << ", rolled back " << report.rolled_back);
             REQUIRE(tensors[k].difference() == "");
+            REQUIRE((tensors[k].changed == tensors[k].expected_changed));
             if (carries && !with_device) // which has weights that it does not send here
                 REQUIRE(tensors[k].left_behind() == "");
         }
@@ -512,8 +555,18 @@ inline void run_random(std::uint64_t seed, std::shared_ptr<adamant::device> cons
         if (scaler)
             CHECK(mine.loss_scale() == scaler->scale);
         if (options.keep_last_step && !slow.skipped && random.below(2) == 0) {
+            // Bits that the caller has cleared since the step: the weights change once more.
+            bool const clears = random.below(2) == 0;
+            for (tensor& each : tensors)
+                std::fill(each.changed.begin(), clears ? each.changed.end() : each.changed.begin(), std::uint64_t{0});
             mine.rollback();
             copy_to_host();
+            for (std::size_t k = 0; k < count; ++k)
+                for (std::size_t w = 0; w < changes[k].size(); ++w) {
+                    std::uint64_t const after = changed_before[k][w] | changes[k][w];
+                    CHECK(tensors[k].changed[w] == (clears && after != 0 ? changes[k][w] : changed_before[k][w]));
+                    tensors[k].expected_changed[w] = tensors[k].changed[w];
+                }
             --steps;
             scaler = scaler_before;
             CHECK(mine.steps() == steps);

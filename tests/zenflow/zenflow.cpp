@@ -140,13 +140,14 @@ public:
             shard_place place;
             place.shape = all.is_vector ? std::vector{all.rows} : std::vector{all.rows, all.columns};
             place.begin = first_[i] * all.columns;
-            by->add_param(
-                {.group = i % 2,
-                 .name = name_of(i),
-                 .shard = optimizer_shard(any_shard(*find_format(own.types), pointers(own), own.rows * own.columns)),
-                 .columns = all.is_vector ? 0 : all.columns,
-                 .weights = all.is_vector ? nullptr : own.weights.data(),
-                 .place = place});
+            optimizer_shard const view(any_shard(*find_format(own.types), pointers(own), own.rows * own.columns));
+            changed.emplace_back(i % 3 == 2 ? 0 : changed_words(own.rows * own.columns));
+            by->add_param({.group = i % 2,
+                           .name = name_of(i),
+                           .shard = changed.back().empty() ? view : view.track(changed.back()),
+                           .columns = all.is_vector ? 0 : all.columns,
+                           .weights = all.is_vector ? nullptr : own.weights.data(),
+                           .place = place});
         }
     }
     static kernel::step_pointers pointers(test::zenflow_arrays& a)
@@ -213,6 +214,36 @@ public:
     }
 
     std::vector<std::unique_ptr<test::zenflow_arrays>> arrays;
+    // The model's weights of these params, as bits.
+    [[nodiscard]] std::vector<std::vector<std::uint32_t>> published() const
+    {
+        std::vector<std::vector<std::uint32_t>> all;
+        for (std::size_t i = 0; i < arrays.size(); ++i) {
+            std::byte const* const seen = on != nullptr          ? on->real(there[i].weight_out, weights_bytes(i))
+                                          : arrays[i]->is_vector ? arrays[i]->source().data()
+                                                                 : arrays[i]->weights.data();
+            std::size_t const size = size_bytes(arrays[i]->source_type());
+            std::vector<std::uint32_t>& bits = all.emplace_back(arrays[i]->rows * arrays[i]->columns);
+            for (std::size_t k = 0; k < bits.size(); ++k)
+                std::memcpy(&bits[k], seen + k * size, size);
+        }
+        return all;
+    }
+    // The bits of changed weights must be those of the weights that are others than `before`; clears them.
+    void check_changes(std::vector<std::vector<std::uint32_t>> const& before)
+    {
+        std::vector<std::vector<std::uint32_t>> const now = published();
+        for (std::size_t i = 0; i < arrays.size(); ++i) {
+            INFO("changed weights of param " << i);
+            std::vector<std::uint64_t> expected(changed[i].size());
+            for (std::size_t k = 0; k < now[i].size() && !expected.empty(); ++k)
+                expected[k / 64] |= std::uint64_t{now[i][k] != before[i][k]} << k % 64;
+            REQUIRE((changed[i] == expected));
+            std::fill(changed[i].begin(), changed[i].end(), std::uint64_t{0});
+        }
+    }
+
+    std::vector<std::vector<std::uint64_t>> changed; // words of each param; empty: not tracked
     std::vector<device_arrays> there;
     std::shared_ptr<emulated_device> on;
     std::optional<zenflow_optimizer> by;
@@ -323,6 +354,12 @@ struct tester {
     {
         bool const applied = reference.step(present);
         std::vector<step_outcome> outcomes(ranks.size());
+        std::vector<std::vector<std::vector<std::uint32_t>>> before;
+        for (auto const& rank : ranks) {
+            for (auto& words : rank->changed)
+                std::fill(words.begin(), words.end(), std::uint64_t{0});
+            before.push_back(rank->published());
+        }
         on_all_ranks([&](rank_run& r) {
             r.take_gradients();
             std::vector<void const*> gradients;
@@ -334,6 +371,8 @@ struct tester {
         });
         for (step_outcome const outcome : outcomes)
             REQUIRE((outcome == step_outcome::applied) == applied);
+        for (std::size_t r = 0; r < ranks.size(); ++r)
+            ranks[r]->check_changes(before[r]);
     }
     // State is compared where nothing goes on in the background, and weights always.
     void compare(bool state)
@@ -419,7 +458,9 @@ static void random_runs(std::uint64_t first, std::uint64_t end)
             all.step(present);
             all.compare(all.random.below(3) == 0);
         }
+        std::vector<std::vector<std::uint32_t>> const before = all.ranks[0]->published();
         all.ranks[0]->by->flush();
+        all.ranks[0]->check_changes(before);
     }
 }
 

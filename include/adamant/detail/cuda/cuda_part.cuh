@@ -298,6 +298,7 @@ private:
                 target.records[a] = address_of(record);
                 record = record + part_layout::aligned(stored_bytes(source, state_arrays[a]));
             }
+            target.changed = static_cast<std::uint8_t*>(address_of(source.changed));
             target.elems = source.elems;
             target.first_block = first_blocks_[i];
             target.group = static_cast<std::uint32_t>(source.group);

@@ -177,10 +177,46 @@ __device__ inline void set_moments(raw_state& result, piece const& p, step_round
     }
 }
 
-// Takes one step of a group.
+// The bits of the elements of a group in which two arrays differ. wide: they are of 32 bits.
+[[nodiscard]] __device__ inline unsigned differing_elements(raw_group const& a, raw_group const& b, bool wide)
+{
+    unsigned differing = 0;
+    ADAMANT_GPU_UNROLL(4)
+    for (unsigned k = 0; k < group_elems; ++k) {
+        std::uint32_t const x =
+            wide ? a.word[k] ^ b.word[k] : (a.word[k / 2] ^ b.word[k / 2]) >> (k % 2 * 16) & 0xffffu;
+        differing |= (x != 0 ? 1u : 0u) << k;
+    }
+    return differing;
+}
+// Writes the bits of the elements whose published weight a step changes; see device_piece::changed. weight: that of the
+// step, if there is a 16-bit weight_out.
+__device__ inline void store_changes(std::uint8_t* changed, raw_state const& old, raw_state const& result,
+                                     raw_group const& weight, dtype param_type, dtype out, std::size_t begin,
+                                     unsigned count)
+{
+    unsigned differing;
+    if (param_type == dtype::split_float32) {
+        differing = differing_elements(old.weight, result.weight, false);
+    } else if (param_type == dtype::float32 && out != dtype::none) {
+        float_group before = widen_group(old.param, param_type);
+        ADAMANT_GPU_UNROLL(4)
+        for (unsigned k = 0; k < group_elems; ++k)
+            before.value[k] = canonical(flush(before.value[k]));
+        differing = differing_elements(stored_group(before, out), weight, is_wide(out));
+    } else {
+        differing = differing_elements(old.param, result.param, is_wide(param_type));
+    }
+    ADAMANT_GPU_IS_GLOBAL(changed);
+    if (count != 0)
+        changed[begin / group_elems] = static_cast<std::uint8_t>(differing & ((1u << count) - 1));
+}
+
+// Takes one step of a group. in_memory: the original of p.
 template <int Param, int ExpAvg, int ExpAvgSq, int WeightOut>
-__device__ inline void step_group(piece const& p, group_rules const& rules, block_randoms const& randoms,
-                                  float_group const& grads, raw_state const& old, std::size_t begin, unsigned count)
+__device__ inline void step_group(piece const& p, piece const& in_memory, group_rules const& rules,
+                                  block_randoms const& randoms, float_group const& grads, raw_state const& old,
+                                  std::size_t begin, unsigned count)
 {
     namespace arrays = shard_array;
     dtype const param_type = type_of<Param>(p, arrays::param);
@@ -212,8 +248,14 @@ __device__ inline void step_group(piece const& p, group_rules const& rules, bloc
     if (rules.c.rounding.param && param_type == dtype::bfloat16)
         round_stochastically(result.param, param, randoms, &rounding_lines::param, begin);
     store_state<Param, ExpAvg, ExpAvgSq>(p, false, begin, count, result);
-    if (dtype const out = type_of<WeightOut>(p, arrays::weight_out); out != dtype::none && !is_split)
-        store_group(p.arrays[arrays::weight_out], begin, count, out, stored_group(param, out));
+    dtype const out = type_of<WeightOut>(p, arrays::weight_out);
+    raw_group weight = {};
+    if (out != dtype::none && !is_split) {
+        weight = stored_group(param, out);
+        store_group(p.arrays[arrays::weight_out], begin, count, out, weight);
+    }
+    if (std::uint8_t* const changed = in_memory.changed; changed != nullptr) // reloads it, which saves registers
+        store_changes(changed, old, result, weight, param_type, out, begin, count);
 }
 
 // Rounds params to weight_out.
@@ -303,7 +345,8 @@ __global__ void __launch_bounds__(step_threads + sum_threads, (thread_blocks<Par
             }
             if (makes_record) // reloads the addresses, which saves registers
                 store_state<Param, ExpAvg, ExpAvgSq>(in_memory, true, begin_of(group), count, old);
-            step_group<Param, ExpAvg, ExpAvgSq, WeightOut>(p, rules, randoms, g, old, begin_of(group), count);
+            step_group<Param, ExpAvg, ExpAvgSq, WeightOut>(p, in_memory, rules, randoms, g, old, begin_of(group),
+                                                           count);
         }
         if (thread == 0 && (args.tasks & (keeps_records | from_records)) != 0)
             args.part.recorded[b.part_block] = (args.tasks & keeps_records) != 0 ? args.epoch : 0;

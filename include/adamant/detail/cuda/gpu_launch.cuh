@@ -12,8 +12,9 @@ namespace detail::cuda {
 
 // A piece in the kernels' table in device memory.
 struct piece {
-    void* arrays[6];  // by shard_array::index
-    void* records[4]; // copies of state_arrays
+    void* arrays[6];       // by shard_array::index
+    void* records[4];      // copies of state_arrays
+    std::uint8_t* changed; // see device_piece; may be null
     std::uint64_t elems;
     std::uint32_t first_block; // number among all blocks of the part
     std::uint32_t group;

@@ -33,12 +33,15 @@ public:
             namespace arrays = shard_array;
             dtype const sum = piece.types[arrays::accumulator];
             kernel::sum_kernels_function const sum_kernels = kernel::sum_kernels_of(sum);
-            shards_.emplace_back(any_shard(*piece.format,
-                                           {array(arrays::param), array(arrays::grad), array(arrays::exp_avg),
-                                            array(arrays::exp_avg_sq), array(arrays::weight_out), piece.place},
-                                           piece.elems),
-                                 tier_, array(arrays::accumulator), sum,
-                                 sum_kernels == nullptr ? nullptr : &sum_kernels(tier_));
+            changed_.emplace_back(piece.changed ? changed_words(piece.elems) : 0);
+            published_.push_back(piece.changed ? device_.real(piece.changed, device_piece::changed_bytes(piece.elems))
+                                               : nullptr);
+            shards_.emplace_back(
+                any_shard(*piece.format,
+                          {array(arrays::param), array(arrays::grad), array(arrays::exp_avg), array(arrays::exp_avg_sq),
+                           array(arrays::weight_out), piece.place, piece.changed ? changed_.back().data() : nullptr},
+                          piece.elems),
+                tier_, array(arrays::accumulator), sum, sum_kernels == nullptr ? nullptr : &sum_kernels(tier_));
             first_block_.push_back(slots_.size());
             for (std::size_t block_in_piece = 0; block_in_piece < piece.blocks(); ++block_in_piece) {
                 slots_.push_back(records);
@@ -155,6 +158,7 @@ private:
             squares_[block].sum = -1; // matches no sum: the gradient has changed, perhaps only in signs or order
         if (reads_only)
             return;
+        begin_changes(piece, block_in_piece);
         if (pass == block_pass::speculate || keep_records) {
             (void)s.step_recorded(block_in_piece, g, applied.c, false, record);
             recorded_[block] = epoch;
@@ -162,11 +166,30 @@ private:
         } else {
             s.step(block_in_piece, g, applied.c, false);
         }
+        publish_changes(piece, block_in_piece);
+    }
+    void begin_changes(std::size_t piece, std::size_t block_in_piece) noexcept
+    {
+        std::vector<std::uint64_t>& words = changed_[piece];
+        for (std::size_t w = block_in_piece * block_words;
+             w < std::min(words.size(), (block_in_piece + 1) * block_words); ++w)
+            words[w] = 0;
+    }
+    // Writes a block's bits in the order of device_piece::changed.
+    void publish_changes(std::size_t piece, std::size_t block_in_piece) noexcept
+    {
+        std::vector<std::uint64_t> const& words = changed_[piece];
+        std::size_t const last = std::min(shards_[piece].size(), (block_in_piece + 1) * norm_block_elems);
+        for (std::size_t i = block_in_piece * norm_block_elems; i < last && !words.empty(); i += 4)
+            published_[piece][i / 4] = static_cast<std::byte>(words[i / 64] >> i % 64 & 15);
     }
 
     emulated_device& device_;
     std::vector<device_piece> pieces_;
     std::vector<detail::offload_shard> shards_;
+    static constexpr std::size_t block_words = norm_block_elems / kernel::changed_word_elems;
+    std::vector<std::vector<std::uint64_t>> changed_; // of each piece: bits of the last step
+    std::vector<std::byte*> published_;               // the same as device_piece::changed
     std::vector<std::size_t> first_block_;
     std::vector<std::size_t> slots_; // offset of each block's record
     std::uint64_t epoch_ = 1;        // records of earlier epochs are invalid
@@ -192,7 +215,10 @@ ADAMANT_DECL std::size_t emulated_device::part_bytes(std::span<device_piece cons
     if (!with_records)
         return bytes;
     for (device_piece const& piece : pieces) {
-        detail::offload_shard const s(any_shard(*piece.format, {}, piece.elems), best_available_isa());
+        std::uint64_t tracked = 0;
+        kernel::step_pointers pointers{};
+        pointers.changed = piece.changed ? &tracked : nullptr;
+        detail::offload_shard const s(any_shard(*piece.format, pointers, piece.elems), best_available_isa());
         for (std::size_t block_in_piece = 0; block_in_piece < piece.blocks(); ++block_in_piece)
             bytes += (s.record_bytes_at_most(s.length(block_in_piece)) + 63) / 64 * 64;
     }

@@ -65,6 +65,13 @@ public:
     // offload_shard::first_nonfinite() of a block on the device; nullopt for a block whose gradient is in host memory.
     [[nodiscard]] virtual std::optional<std::size_t> first_nonfinite(std::size_t shard, std::size_t block) = 0;
 
+    // ---- Changed weights
+
+    // Adds what the last step changed on the device to the shards' bits. Call once, when the step is complete.
+    virtual void commit_changes() noexcept = 0;
+    // Rolls back commit_changes(), see offload_shard::restore_changes().
+    virtual void restore_changes() noexcept = 0;
+
     // ---- After a failure
 
     // Drops work that has not started. Returns false if the device does not answer or cannot continue.

@@ -187,6 +187,19 @@ public:
         return std::nullopt;
     }
 
+    void commit_changes() noexcept override
+    {
+        for (piece const& p : pieces_.all())
+            if (plan_.takes_part(p.shard))
+                pieces_.commit_changes(p);
+    }
+    void restore_changes() noexcept override
+    {
+        for (piece const& p : pieces_.all())
+            if (plan_.takes_part(p.shard))
+                pieces_.restore_changes(p);
+    }
+
     [[nodiscard]] bool stop() noexcept override { return pieces_.stop(); }
     [[nodiscard]] bool roll_back() noexcept override
     {
@@ -280,16 +293,20 @@ private:
             return;
         stepped_for_good_ = stepped_for_good_ || !settings_.with_records;
         bool first = true;
-        for (std::uint32_t const i : list_) {
-            piece const& p = pieces_.all()[i];
-            dtype const type = p.device.types[shard_array::weight_out];
-            if (type == dtype::none || pieces_.is_given(p, shard_array::weight_out))
-                continue;
+        auto const download = [&](void* target, device_ptr source, std::size_t bytes) {
             if (first)
                 device.wait_event(device_stream::down, device.record_event(device_stream::work));
             first = false;
-            device.copy_down(pieces_.host_data(p, shard_array::weight_out), p.device.arrays[shard_array::weight_out],
-                             array_bytes(type, p.device.elems));
+            device.copy_down(target, source, bytes);
+        };
+        for (std::uint32_t const i : list_) {
+            piece const& p = pieces_.all()[i];
+            dtype const type = p.device.types[shard_array::weight_out];
+            if (p.device.changed)
+                download(p.changes.get(), p.device.changed, device_piece::changed_bytes(p.device.elems));
+            if (type != dtype::none && !pieces_.is_given(p, shard_array::weight_out))
+                download(pieces_.host_data(p, shard_array::weight_out), p.device.arrays[shard_array::weight_out],
+                         array_bytes(type, p.device.elems));
         }
     }
 

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <exception>
 #include <memory>
 #include <string>
@@ -38,6 +39,9 @@ public:
         device_piece device;
         device_ptr memory = {}; // holds the arrays that the caller does not own
         bool is_shared[6] = {}; // for each array: whether it is the shard's
+        // If changed weights are tracked: pinned memory for a copy of device_piece::changed and, from first_old_word()
+        // on, the shard's words before the step.
+        std::shared_ptr<std::byte> changes = {};
     };
 
     device_pieces(registry const& shard_registry, device_settings settings)
@@ -114,6 +118,9 @@ public:
                 fresh.push_back(next.size() - 1);
                 next.back().memory = target->allocate(owned_bytes(registry_, next.back()));
                 set_arrays(next.back());
+                if (next.back().device.changed)
+                    next.back().changes =
+                        target->pinned(first_old_word(w.elems) + changed_words(w.elems) * sizeof(std::uint64_t));
             }
             for (piece const& p : next)
                 results.push_back(results.back() + p.device.blocks());
@@ -237,6 +244,29 @@ public:
         p.device.arrays[shard_array::grad] = grad;
     }
 
+    // See device_backend. Of one piece.
+    void commit_changes(piece const& p) const noexcept
+    {
+        if (!p.device.changed)
+            return;
+        std::uint64_t* const words = words_of(p);
+        for (std::size_t w = 0; w < changed_words(p.device.elems); ++w) {
+            std::memcpy(p.changes.get() + first_old_word(p.device.elems) + w * sizeof *words, words + w, sizeof *words);
+            words[w] |= word_of_step(p, w);
+        }
+    }
+    void restore_changes(piece const& p) const noexcept
+    {
+        if (!p.device.changed)
+            return;
+        std::uint64_t* const words = words_of(p);
+        for (std::size_t w = 0; w < changed_words(p.device.elems); ++w) {
+            std::uint64_t before;
+            std::memcpy(&before, p.changes.get() + first_old_word(p.device.elems) + w * sizeof before, sizeof before);
+            offload_shard::restore_changes(words[w], before, word_of_step(p, w));
+        }
+    }
+
     // See device_session. True without a device.
     [[nodiscard]] bool stop() const noexcept { return !has_device() || session_->stop(); }
 
@@ -244,6 +274,24 @@ private:
     // Gradients are downloaded, and weights uploaded, in chunks of this many blocks: 2 MiB of 16-bit numbers.
     static constexpr std::size_t chunk_blocks = 256;
 
+    [[nodiscard]] static std::size_t first_old_word(std::size_t elems) noexcept
+    {
+        return device_aligned(device_piece::changed_bytes(elems));
+    }
+    [[nodiscard]] std::uint64_t* words_of(piece const& p) const noexcept
+    {
+        return registry_[p.shard].shard.changed() + p.begin / kernel::changed_word_elems;
+    }
+    // Word w of the bits of the last step.
+    [[nodiscard]] static std::uint64_t word_of_step(piece const& p, std::size_t w) noexcept
+    {
+        constexpr std::size_t word_bytes = device_piece::changed_bytes(kernel::changed_word_elems);
+        std::uint64_t word = 0;
+        std::size_t const last = std::min(device_piece::changed_bytes(p.device.elems), (w + 1) * word_bytes);
+        for (std::size_t i = w * word_bytes; i < last; ++i)
+            word |= std::to_integer<std::uint64_t>(p.changes.get()[i]) << i % word_bytes * 4;
+        return word;
+    }
     // Index of the first piece that begins at or after this element of the shard.
     [[nodiscard]] std::size_t first_from(std::size_t shard, std::size_t begin) const noexcept
     {
@@ -304,6 +352,8 @@ private:
         p.device.group = s.group;
         p.device.place = s.shard.place(w.begin);
         p.device.format = &s.shard.format();
+        if (s.shard.changed() != nullptr)
+            p.device.changed = device_ptr{1}; // set_arrays() sets the address
         return p;
     }
     [[nodiscard]] static bool is_given(registry const& shard_registry, piece const& p, std::size_t array) noexcept
@@ -318,6 +368,8 @@ private:
         for (std::size_t i = 0; i < 6; ++i)
             if (!is_given(shard_registry, p, i) && !p.is_shared[i])
                 bytes += device_aligned(array_bytes(p.device.types[i], p.device.elems));
+        if (p.device.changed)
+            bytes += device_aligned(device_piece::changed_bytes(p.device.elems));
         return bytes;
     }
     // The address of a shard's array on a device that shares the host's memory.
@@ -343,6 +395,8 @@ private:
                 next = next + device_aligned(array_bytes(type, p.device.elems));
             }
         }
+        if (p.device.changed)
+            p.device.changed = next;
     }
     template <class Work>
     void for_each_state_array(piece const& p, bool with_sums, Work const& work) const

@@ -60,7 +60,7 @@ namespace detail {
     for (block_range const& range : cpu_ranges) {
         offload_shard const& s = shard_registry[range.shard].shard;
         std::size_t const n = range.elements(s.size());
-        bytes += s.records_are_copies() ? s.state_bytes(n) : 3 * n;
+        bytes += s.changes_bytes(n) + (s.records_are_copies() ? s.state_bytes(n) : 3 * n);
     }
     return std::min(longest_journal(shard_registry, cpu_ranges, threads),
                     journal_bytes_for(bytes, shard_registry, threads));

@@ -390,6 +390,8 @@ ADAMANT_DECL void optimizer::load(state_dict const& state)
     }
     session.history().forget();
     session.begin_load();
+    for (detail::tracked_shard const& s : core_->shards.shards())
+        s.shard.mark_all();
     next.copy_all();
     for (detail::tracked_shard const& s : core_->shards.shards())
         cpu().for_each_slice(s.shard.size(), [&](slice part) { s.shard.round_weights(part.begin, part.end); });

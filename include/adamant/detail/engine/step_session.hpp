@@ -256,6 +256,8 @@ public:
                                     "rollback needs them"});
         }
         dispatcher_.rollback_on_cpu();
+        if (has_device())
+            dispatcher_.device()->restore_changes();
         bool const device_is_back = !has_device() || dispatcher_.device()->roll_back();
         blocks_.forget_records();
         history_.forget();
@@ -358,6 +360,8 @@ private:
     {
         stats_.finish(dispatcher_.device());
         bool const applied = stats_.report().outcome == step_outcome::applied;
+        if (applied && has_device())
+            dispatcher_.device()->commit_changes();
         if (applied && options_.keep_last_step)
             history_.keep(training_.scaler, registry_);
         else

@@ -25,12 +25,15 @@ inline void append_extents(std::vector<array_extent>& extents, offload_shard con
          {arrays::param, arrays::grad, arrays::exp_avg, arrays::exp_avg_sq, arrays::weight_out, arrays::accumulator})
         append_extent(extents, shard_array::names[which], view.data(which), view.bytes(which, view.size()), shard,
                       which != arrays::grad || grad_is_written);
+    if (view.changed() != nullptr)
+        append_extent(extents, "changed", reinterpret_cast<std::byte const*>(view.changed()),
+                      changed_words(view.size()) * sizeof(std::uint64_t), shard, true);
 }
 
 class written_memory {
 public:
     // Upper bound of the bytes allocated per shard.
-    static constexpr std::size_t bytes_for_each_shard = 5 * sizeof(array_extent);
+    static constexpr std::size_t bytes_for_each_shard = 6 * sizeof(array_extent);
 
     // Stores the written extents. Throws invalid_argument if one of them overlaps another extent. O(n).
     void assign(std::vector<array_extent> extents)

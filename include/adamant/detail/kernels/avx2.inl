@@ -214,6 +214,94 @@ struct simd {
     }
     ADAMANT_SIMD static void stream_fence() { _mm_sfence(); }
 
+    ADAMANT_SIMD static std::uint32_t lanes_unless(u32 same)
+    {
+        return static_cast<std::uint32_t>(_mm256_movemask_ps(_mm256_castsi256_ps(same))) ^ 0xffu;
+    }
+    ADAMANT_SIMD static std::uint32_t differing_lanes(f32 a, f32 b)
+    {
+        return lanes_unless(_mm256_cmpeq_epi32(bits(a), bits(b)));
+    }
+    ADAMANT_SIMD static std::uint32_t words_unless(u32 same, u32 same_next)
+    {
+        u32 const packed = _mm256_permute4x64_epi64(_mm256_packs_epi16(same, same_next), 0xd8);
+        return ~static_cast<std::uint32_t>(_mm256_movemask_epi8(packed));
+    }
+    ADAMANT_SIMD static std::uint64_t differing_words(u32 const (&a)[1], u32 const (&b)[1])
+    {
+        u32 const same = _mm256_cmpeq_epi16(a[0], b[0]);
+        return words_unless(same, same) & 0xffffu;
+    }
+    ADAMANT_SIMD static std::uint64_t differing_words(u32 const (&a)[2], u32 const (&b)[2])
+    {
+        return words_unless(_mm256_cmpeq_epi16(a[0], b[0]), _mm256_cmpeq_epi16(a[1], b[1]));
+    }
+    template <class T, bool Ordinary>
+    ADAMANT_SIMD static std::uint32_t differing_pair(f32 a0, f32 a1, f32 b0, f32 b1)
+    {
+        if constexpr (std::is_same_v<T, bfloat16>) {
+            u32 const lower = set(0x0000ffffu); // unspecified after rounding
+            u32 const x = round_upper_word<Ordinary>(a0) ^ round_upper_word<Ordinary>(b0);
+            u32 const y = round_upper_word<Ordinary>(a1) ^ round_upper_word<Ordinary>(b1);
+            return lanes_unless(_mm256_cmpeq_epi32(x | lower, lower)) |
+                   lanes_unless(_mm256_cmpeq_epi32(y | lower, lower)) << lanes;
+        } else {
+            u32 const same = _mm256_cmpeq_epi16(narrow_pair<T, Ordinary>(a0, a1), narrow_pair<T, Ordinary>(b0, b1));
+            return words_unless(same, same) & 0xffffu;
+        }
+    }
+    // See detail/kernels/generic.hpp.
+    template <class Bits>
+    ADAMANT_SIMD static std::uint64_t differing(std::byte const* a, std::byte const* b)
+    {
+        std::uint64_t all = 0;
+        ADAMANT_UNROLL
+        for (std::size_t k = 0; k < 2; ++k) {
+            std::size_t const first = k * 32 * sizeof(Bits);
+            u32 same;
+            if constexpr (sizeof(Bits) == 2)
+                same = _mm256_permute4x64_epi64(
+                    _mm256_packs_epi16(same_words(a, b, first), same_words(a, b, first + 32)), 0xd8);
+            else
+                same = _mm256_permutevar8x32_epi32(
+                    _mm256_packs_epi16(
+                        _mm256_packs_epi32(same_floats(a, b, first), same_floats(a, b, first + 32)),
+                        _mm256_packs_epi32(same_floats(a, b, first + 64), same_floats(a, b, first + 96))),
+                    _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
+            all |= std::uint64_t{~static_cast<std::uint32_t>(_mm256_movemask_epi8(same))} << (k * 32);
+        }
+        return all;
+    }
+    ADAMANT_SIMD static u32 same_words(std::byte const* a, std::byte const* b, std::size_t byte)
+    {
+        return _mm256_cmpeq_epi16(_mm256_loadu_si256(reinterpret_cast<__m256i_u const*>(a + byte)),
+                                  _mm256_loadu_si256(reinterpret_cast<__m256i_u const*>(b + byte)));
+    }
+    ADAMANT_SIMD static u32 same_floats(std::byte const* a, std::byte const* b, std::size_t byte)
+    {
+        return _mm256_cmpeq_epi32(_mm256_loadu_si256(reinterpret_cast<__m256i_u const*>(a + byte)),
+                                  _mm256_loadu_si256(reinterpret_cast<__m256i_u const*>(b + byte)));
+    }
+    ADAMANT_SIMD static std::uint64_t outside(std::byte const* words, std::uint16_t low, std::uint16_t high)
+    {
+        std::uint64_t all = 0;
+        __m256i const span = _mm256_set1_epi16(static_cast<short>(high - low));
+        __m256i const offset = _mm256_set1_epi16(static_cast<short>(low));
+        ADAMANT_UNROLL
+        for (std::size_t k = 0; k < 2; ++k) {
+            u32 inside[2];
+            ADAMANT_UNROLL
+            for (std::size_t half = 0; half < 2; ++half) {
+                u32 const x = _mm256_loadu_si256(reinterpret_cast<__m256i_u const*>(words + k * 64 + half * 32));
+                u32 const from_low = _mm256_sub_epi16(_mm256_and_si256(x, set(0x7fff7fffu)), offset);
+                inside[half] = _mm256_cmpeq_epi16(_mm256_min_epu16(from_low, span), from_low);
+            }
+            u32 const packed = _mm256_permute4x64_epi64(_mm256_packs_epi16(inside[0], inside[1]), 0xd8);
+            all |= std::uint64_t{~static_cast<std::uint32_t>(_mm256_movemask_epi8(packed))} << (k * 32);
+        }
+        return all;
+    }
+
     struct halves { // a: of the first two vectors, b: of the last two
         __m256i a, b;
     };

@@ -2,7 +2,7 @@
 // The AVX-512 facade. detail/kernels/targets.hpp includes it; detail/kernels/generic.hpp documents its functions. It
 // serves AVX512_BF16, too, which adds instructions that convert to bfloat16.
 
-struct simd {
+struct simd : differing_bits {
     static constexpr std::size_t lanes = 16;
     static constexpr std::size_t vectors = 2;
     static constexpr std::size_t vectors_of_bfloat16 = 2;
@@ -147,8 +147,8 @@ struct simd {
         else
             return widen<T>(_mm256_maskz_loadu_epi16(first_lanes(count), address));
     }
-    // The conversion of AVX512_BF16 rounds to nearest even in any mode and flushes subnormals. A step stores none. It is
-    // assembly, so that compilers do not use that instruction set anywhere else.
+    // The conversion of AVX512_BF16 rounds to nearest even in any mode and flushes subnormals. A step stores none. It
+    // is assembly, so that compilers do not use that instruction set anywhere else.
     ADAMANT_SIMD static __m256i narrow_natively(f32 x)
     {
 #if defined(ADAMANT_EMULATED_AVX512)
@@ -296,6 +296,29 @@ struct simd {
     ADAMANT_SIMD static void stream_fence()
     {
         _mm_sfence();
+    }
+
+    // Rounds to bfloat16 by arithmetic, which takes less time here than the instruction.
+    template <class T, bool Ordinary>
+    ADAMANT_SIMD static std::uint32_t differing_pair(f32 a0, f32 a1, f32 b0, f32 b1)
+    {
+        if constexpr (std::is_same_v<T, bfloat16> && Ordinary) { // rounded exactly, and no zero is negative
+            __mmask16 const low = _mm512_cmp_ps_mask(from_bits(round_upper_word<true>(a0)),
+                                                     from_bits(round_upper_word<true>(b0)), _CMP_NEQ_UQ);
+            __mmask16 const high = _mm512_cmp_ps_mask(from_bits(round_upper_word<true>(a1)),
+                                                      from_bits(round_upper_word<true>(b1)), _CMP_NEQ_UQ);
+            return low | std::uint32_t{high} << 16;
+        } else if constexpr (std::is_same_v<T, bfloat16>) {
+            u32 const upper = set(0xffff0000u);
+            u32 const x = round_upper_word<Ordinary>(a0) ^ round_upper_word<Ordinary>(b0);
+            u32 const y = round_upper_word<Ordinary>(a1) ^ round_upper_word<Ordinary>(b1);
+            return _mm512_test_epi32_mask(x, upper) | std::uint32_t{_mm512_test_epi32_mask(y, upper)} << 16;
+        }
+        __m256i before[2], after[2];
+        narrow_pair<T>(a0, a1, before[0], before[1]);
+        narrow_pair<T>(b0, b1, after[0], after[1]);
+        return _mm256_cmpneq_epi16_mask(before[0], after[0]) |
+               std::uint32_t{_mm256_cmpneq_epi16_mask(before[1], after[1])} << 16;
     }
 
     using halves = __m512i;

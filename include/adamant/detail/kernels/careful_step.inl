@@ -147,6 +147,21 @@ ADAMANT_SIMD void split_few(careful_buffer const& source, step_pointers const& a
     }
 }
 
+// The bits of n elements, at most careful_elems, whose published weight differs between two buffers: of float params,
+// or of 16-bit weights. Fills the buffers up. See detail/kernels/changes.inl.
+inline std::uint64_t few_changes(array_types const& types, std::byte* before, std::byte* after, std::size_t n) noexcept;
+// Copies n float params, or published weights of 16 bits.
+ADAMANT_SIMD void copy_published(step_pointers const& a, array_types const& types, std::size_t begin, std::size_t n,
+                                 careful_buffer& target)
+{
+    if (types.param == dtype::float32)
+        copy_few(target.floats, a.param + begin * sizeof(float), n * sizeof(float));
+    else
+        copy_few(target.floats,
+                 (types.param == dtype::split_float32 ? a.weight_out : a.param) + begin * sizeof(std::uint16_t),
+                 n * sizeof(std::uint16_t));
+}
+
 // Steps elements [begin, end), and flushes explicitly after each operation. Returns the number of gradients that are
 // not finite.
 [[gnu::noinline]] inline std::uint64_t careful_step(step_pointers const& a, array_types const& types, std::size_t begin,
@@ -154,9 +169,11 @@ ADAMANT_SIMD void split_few(careful_buffer const& source, step_pointers const& a
 {
     coefficient_vectors const c = broadcast(scalars);
     std::uint64_t nonfinite = 0;
-    careful_buffer param, grad, exp_avg, exp_avg_sq;
+    careful_buffer param, grad, exp_avg, exp_avg_sq, published;
     for (std::size_t n; begin < end; begin += n) {
         n = end - begin < careful_elems ? end - begin : careful_elems;
+        if (a.changed != nullptr)
+            copy_published(a, types, begin, n, published);
         widen_few(types.param, a.param, begin, n, param); // for split masters, too, to fill the last vector up
         if (types.param == dtype::split_float32)
             join_few(a, begin, n, param);
@@ -185,6 +202,10 @@ ADAMANT_SIMD void split_few(careful_buffer const& source, step_pointers const& a
                    begin, n);
         if (types.param != dtype::split_float32)
             narrow_few(types.weight_out, param, a.weight_out, begin, n);
+        if (a.changed != nullptr) {
+            copy_published(a, types, begin, n, grad);
+            set_changed(a.changed, begin, few_changes(types, published.floats, grad.floats, n), n);
+        }
     }
     return nonfinite;
 }

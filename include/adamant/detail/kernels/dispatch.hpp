@@ -37,6 +37,13 @@ std::uint64_t fused_step(step_pointers const& a, std::size_t begin, std::size_t 
                 master = joined_master(load_unaligned<WeightOut>(a.weight_out + i * sizeof(WeightOut)), param);
             else
                 master = widen(param);
+            [[maybe_unused]] auto const published = [&] {
+                if constexpr (is_split<Param>)
+                    return load_unaligned<WeightOut>(a.weight_out + i * sizeof(WeightOut));
+                else
+                    return load_unaligned<Param>(a.param + i * sizeof(Param));
+            };
+            auto const before = published();
             reference::element const updated =
                 reference::update({master, widen(load_unaligned<ExpAvg>(a.exp_avg + i * sizeof(ExpAvg))),
                                    widen(load_unaligned<ExpAvgSq>(a.exp_avg_sq + i * sizeof(ExpAvgSq)))},
@@ -54,6 +61,9 @@ std::uint64_t fused_step(step_pointers const& a, std::size_t begin, std::size_t 
                 store_unaligned(a.weight_out + i * sizeof(WeightOut), split_master(updated.param).weight);
             else if constexpr (!std::is_void_v<WeightOut>)
                 store_unaligned(a.weight_out + i * sizeof(WeightOut), reference::stored<WeightOut>(updated.param));
+            using rounded = std::conditional_t<std::is_same_v<Param, float>, WeightOut, void>;
+            if (a.changed != nullptr && reference::is_changed<rounded>(before, published()))
+                a.changed[i / changed_word_elems] |= std::uint64_t{1} << i % changed_word_elems;
             nonfinite += !is_finite(grad);
         }
         return nonfinite;
@@ -105,6 +115,49 @@ template <class WeightOut>
 void round_weights(std::byte const* param, std::size_t n, std::byte* out) noexcept
 {
     add_gradients<float, void, WeightOut>(param, nullptr, n, out);
+}
+
+template <class T>
+void mark_changes(std::byte const* before, std::byte const* after, std::size_t n, std::uint64_t* changed) noexcept
+{
+    float_mode_scope const mode(subnormals::kept);
+    for (std::size_t i = 0; i < n; ++i) {
+        bool differs;
+        if constexpr (std::is_integral_v<T>)
+            differs = load_unaligned<T>(before + i * sizeof(T)) != load_unaligned<T>(after + i * sizeof(T));
+        else
+            differs = reference::is_changed<T>(load_unaligned<float>(before + i * sizeof(float)),
+                                               load_unaligned<float>(after + i * sizeof(float)));
+        if (differs)
+            changed[i / changed_word_elems] |= std::uint64_t{1} << i % changed_word_elems;
+    }
+}
+
+inline std::size_t count_changes(std::uint64_t const* words, std::size_t n) noexcept
+{
+    std::size_t count = 0;
+    for (std::size_t i = 0; i < n * changed_word_elems; ++i)
+        count += words[i / changed_word_elems] >> i % changed_word_elems & 1;
+    return count;
+}
+
+inline void collect_changes(std::uint64_t* words, std::size_t n, std::byte const* weights, std::size_t weight_bytes,
+                            std::uint64_t first_index, bool clear, changed_weights_out const& out) noexcept
+{
+    std::size_t count = 0;
+    for (std::size_t i = 0; i < n * changed_word_elems; ++i) {
+        if ((words[i / changed_word_elems] >> i % changed_word_elems & 1) == 0)
+            continue;
+        if (out.indices != nullptr)
+            out.indices[count] = static_cast<std::uint32_t>(first_index + i);
+        else
+            out.wide_indices[count] = first_index + i;
+        if (out.values != nullptr)
+            std::memcpy(out.values + count * weight_bytes, weights + i * weight_bytes, weight_bytes);
+        ++count;
+    }
+    for (std::size_t w = 0; w < n && clear; ++w)
+        words[w] = 0;
 }
 
 template <class Grad>
@@ -222,6 +275,22 @@ template <class WeightOut>
 [[nodiscard]] round_weights_function round_weights_for(isa tier) noexcept
 {
     ADAMANT_FOR_FAST_TIER(tier, (scalar::round_weights<WeightOut>), round_weights<WeightOut>);
+}
+
+// T: std::uint16_t or std::uint32_t for arrays of that size, or the type of weight_out, to which floats are rounded.
+template <class T>
+[[nodiscard]] mark_changes_function mark_changes_for(isa tier) noexcept
+{
+    ADAMANT_FOR_TIER(tier, (scalar::mark_changes<T>), mark_changes<T>);
+}
+
+[[nodiscard]] inline count_changes_function count_changes_for(isa tier) noexcept
+{
+    ADAMANT_FOR_TIER(tier, (scalar::count_changes), count_changes);
+}
+[[nodiscard]] inline collect_changes_function collect_changes_for(isa tier) noexcept
+{
+    ADAMANT_FOR_TIER(tier, (scalar::collect_changes), collect_changes);
 }
 
 template <class Grad>

@@ -10,8 +10,9 @@
 
 #include <adamant/detail/kernels/formula.inl>
 //
-#include <adamant/detail/kernels/careful_step.inl>
 #include <adamant/detail/kernels/stores.inl>
+//
+#include <adamant/detail/kernels/careful_step.inl>
 
 inline constexpr std::size_t group_elems = simd::lanes * simd::vectors;
 
@@ -258,7 +259,10 @@ template <class Param, class Grad, class ExpAvg, class ExpAvgSq, class WeightOut
                                  memory_access access) noexcept
 {
     alignas(64) std::byte copies[5][group_elems * sizeof(float)];
-    step_pointers const copy{copies[0], copies[1], copies[2], copies[3], copies[4]};
+    std::uint64_t changed = 0;
+    static_assert(group_elems <= changed_word_elems);
+    step_pointers const copy{
+        copies[0], copies[1], copies[2], copies[3], copies[4], {}, a.changed == nullptr ? nullptr : &changed};
     step_pointers const source = pointers_at<Param, Grad, ExpAvg, ExpAvgSq, WeightOut>(a, end - group_elems);
     copy_group<Param>(copies[0], source.param);
     copy_group<Grad>(copies[1], source.grad);
@@ -279,6 +283,8 @@ template <class Param, class Grad, class ExpAvg, class ExpAvgSq, class WeightOut
     copy_few(target.exp_avg_sq, results.exp_avg_sq, rest * sizeof(ExpAvgSq));
     if constexpr (!std::is_void_v<WeightOut>)
         copy_few(target.weight_out, results.weight_out, rest * sizeof(WeightOut));
+    if (a.changed != nullptr)
+        set_changed(a.changed, end - rest, changed >> (group_elems - rest), rest);
     return true;
 }
 

@@ -220,6 +220,79 @@ struct simd : vec128::codes {
     }
     ADAMANT_SIMD static void stream_fence() {}
 
+    // A bit for each lane in which two vectors differ, the lowest for the first.
+    ADAMANT_SIMD static std::uint32_t differing_lanes(f32 a, f32 b)
+    {
+        std::uint32_t x[lanes];
+        store_u32(reinterpret_cast<std::byte*>(x), bits(a) ^ bits(b));
+        std::uint32_t differing = 0;
+        for (std::size_t i = 0; i < lanes; ++i)
+            differing |= (x[i] != 0 ? 1u : 0u) << i;
+        return differing;
+    }
+    // The same for the 16-bit words of vectors, in the order of memory.
+    template <std::size_t Count>
+    ADAMANT_SIMD static std::uint64_t differing_words(u32 const (&a)[Count], u32 const (&b)[Count])
+    {
+        std::uint64_t differing = 0;
+        for (std::size_t k = 0; k < Count; ++k) {
+            std::uint16_t x[2 * lanes];
+            store_u32(reinterpret_cast<std::byte*>(x), a[k] ^ b[k]);
+            for (std::size_t i = 0; i < 2 * lanes; ++i)
+                differing |= std::uint64_t{x[i] != 0} << (k * 2 * lanes + i);
+        }
+        return differing;
+    }
+    // The same for two pairs of vectors, as store_pair<T, false, Ordinary>() rounds them.
+    template <class T, bool Ordinary>
+    ADAMANT_SIMD static std::uint32_t differing_pair(f32 a0, f32 a1, f32 b0, f32 b1)
+    {
+        std::uint16_t before[2 * lanes], after[2 * lanes];
+        store_pair<T, false, Ordinary>(reinterpret_cast<std::byte*>(before), a0, a1, false);
+        store_pair<T, false, Ordinary>(reinterpret_cast<std::byte*>(after), b0, b1, false);
+        std::uint32_t differing = 0;
+        for (std::size_t i = 0; i < 2 * lanes; ++i)
+            differing |= (before[i] != after[i] ? 1u : 0u) << i;
+        return differing;
+    }
+    // A bit for each of 64 elements in which two arrays differ, the lowest for the first. Bits: std::uint16_t or
+    // std::uint32_t.
+    template <class Bits>
+    ADAMANT_SIMD static std::uint64_t differing(std::byte const* a, std::byte const* b)
+    {
+        std::uint8_t flags[64];
+        for (std::size_t i = 0; i < 64; ++i) {
+            Bits x, y;
+            __builtin_memcpy(&x, a + i * sizeof x, sizeof x);
+            __builtin_memcpy(&y, b + i * sizeof y, sizeof y);
+            flags[i] = static_cast<std::uint8_t>(x != y ? 1u << i % 8 : 0u);
+        }
+        return gathered_bits(flags);
+    }
+    // The same for 16-bit words whose magnitude, without the sign bit, is below `low` or above `high`.
+    ADAMANT_SIMD static std::uint64_t outside(std::byte const* words, std::uint16_t low, std::uint16_t high)
+    {
+        std::uint8_t flags[64];
+        for (std::size_t i = 0; i < 64; ++i) {
+            std::uint16_t x;
+            __builtin_memcpy(&x, words + i * sizeof x, sizeof x);
+            std::uint16_t const magnitude = x & 0x7fffu;
+            flags[i] = static_cast<std::uint8_t>(magnitude < low || magnitude > high ? 1u << i % 8 : 0u);
+        }
+        return gathered_bits(flags);
+    }
+    // Flag i is 0 or bit i % 8: the product adds eight of them, which have no bit in common, in its highest byte.
+    ADAMANT_SIMD static std::uint64_t gathered_bits(std::uint8_t const (&flags)[64])
+    {
+        std::uint64_t all = 0;
+        for (std::size_t byte = 0; byte < 8; ++byte) {
+            std::uint64_t eight;
+            __builtin_memcpy(&eight, flags + 8 * byte, sizeof eight);
+            all |= (eight * 0x0101010101010101u >> 56) << (8 * byte);
+        }
+        return all;
+    }
+
     // 16 bits for each lane of a group. The order is up to the facade, but the first lane is first. Values that do not
     // fit int16_t saturate and stay above every bound that is passed to excess(). excess() is nonzero, as seen by
     // any(), in lanes where x, as an unsigned number, is above `most`. In this facade the lanes keep 32 bits.

@@ -298,7 +298,13 @@ template <class Param, class Grad, class WeightOut>
             break;
         next.scales = make_scales(largest);
         group = next;
-        target = {param, nullptr, exp_avg, exp_avg_sq, nullptr};
+        target = {param,
+                  nullptr,
+                  exp_avg,
+                  exp_avg_sq,
+                  nullptr,
+                  {},
+                  a.changed == nullptr ? nullptr : a.changed + i / changed_word_elems};
         if constexpr (!std::is_void_v<WeightOut>)
             target.weight_out = a.weight_out + i * sizeof(WeightOut);
     }

@@ -65,7 +65,8 @@ inline std::uint64_t step_decoded(step_pointers const& a, std::size_t i, std::si
                                 reinterpret_cast<std::byte*>(m),
                                 reinterpret_cast<std::byte*>(v),
                                 a.weight_out == nullptr ? nullptr : a.weight_out + i * paths.weight_bytes,
-                                {a.place.param, a.place.begin + i}};
+                                {a.place.param, a.place.begin + i},
+                                a.changed == nullptr ? nullptr : a.changed + i / changed_word_elems};
     access.stream = false;
     std::uint64_t const nonfinite = paths.step(stretch, 0, n, c, access);
     std::size_t const rest = groups * quantized_group_elems - n;

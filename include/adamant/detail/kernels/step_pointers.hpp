@@ -23,6 +23,7 @@ struct step_pointers {
     std::byte* exp_avg_sq;
     std::byte* weight_out;
     place_in_param place = {};
+    std::uint64_t* changed = nullptr; // bits of changed weights, see any_shard::track()
 };
 
 // How a step accesses memory, which affects its speed and never its bits, and the type of the gradient.
@@ -105,6 +106,32 @@ using split_function = void (*)(std::byte const* master, std::size_t n, std::byt
 
 // Rounds float params to weight_out as a step does.
 using round_weights_function = void (*)(std::byte const* param, std::size_t n, std::byte* weight_out) noexcept;
+
+// Sets bit i of `changed`, counted from the lowest bit of its first word, for each of n elements that
+// reference::is_changed(). Leaves other bits as they are, and does not write words without a change. before, after:
+// arrays of published weights, or of float params that the function rounds to a 16-bit weight_out.
+using mark_changes_function = void (*)(std::byte const* before, std::byte const* after, std::size_t n,
+                                       std::uint64_t* changed) noexcept;
+inline constexpr std::size_t changed_word_elems = 64;
+
+// Number of bits that are set in n words.
+using count_changes_function = std::size_t (*)(std::uint64_t const* words, std::size_t n) noexcept;
+// Where changed weights are collected: their indices of 32 or 64 bits (the other array is null), and their values;
+// values may be null.
+struct changed_weights_out {
+    std::uint32_t* indices;
+    std::uint64_t* wide_indices;
+    std::byte* values;
+};
+// Writes the indices of the bits that are set in n words, plus first_index, and the weights with these indices from the
+// array `weights`, whose elements have weight_bytes bytes, 2 or 4. clear: clears the words.
+using collect_changes_function = void (*)(std::uint64_t* words, std::size_t n, std::byte const* weights,
+                                          std::size_t weight_bytes, std::uint64_t first_index, bool clear,
+                                          changed_weights_out const& out) noexcept;
+struct change_kernels {
+    count_changes_function count;
+    collect_changes_function collect;
+};
 
 // The bits of the largest magnitude of n gradients, as a float; at least those of infinity if one is not finite.
 using largest_bits_function = std::uint32_t (*)(std::byte const* grad, std::size_t n) noexcept;

@@ -108,13 +108,70 @@ ADAMANT_SIMD void store_rounded(std::byte* address, simd::f32 a, simd::f32 b, bo
     simd::template store_pair<T, Interleaved, Ordinary>(address, a, b, native_bfloat16);
 }
 
-// Stores a group of new params and their weights.
+// Sets bits of changed weights; the lowest belongs to element i. count: number of elements.
+ADAMANT_SIMD void set_changed(std::uint64_t* changed, std::size_t i, std::uint64_t bits, std::size_t count)
+{
+    std::uint64_t* const word = changed + i / changed_word_elems;
+    std::size_t const shift = i % changed_word_elems;
+    word[0] |= bits << shift;
+    if (shift + count > changed_word_elems) [[unlikely]] // a line of random numbers begins at any element
+        word[1] |= bits >> (changed_word_elems - shift);
+}
+// The bits of a group's elements whose published weight differs between old params in memory and new ones. WeightOut
+// may be void. On a fast path, params are results of the path, or zero.
+template <class WeightOut, bool Ordinary, std::size_t Vectors>
+ADAMANT_SIMD std::uint64_t differing_params(std::byte const* old, simd::f32 const (&p)[Vectors])
+{
+    constexpr std::size_t lanes = simd::lanes;
+    std::uint64_t differing = 0;
+    ADAMANT_UNROLL
+    for (std::size_t k = 0; k < Vectors; k += 2) {
+        simd::f32 a = simd::template load<float>(old + k * lanes * sizeof(float));
+        simd::f32 b = simd::template load<float>(old + (k + 1) * lanes * sizeof(float));
+        std::uint64_t pair;
+        if constexpr (std::is_void_v<WeightOut>) {
+            pair = std::uint64_t{simd::differing_lanes(a, p[k])} | std::uint64_t{simd::differing_lanes(b, p[k + 1])}
+                                                                       << lanes;
+        } else {
+            if constexpr (!Ordinary) { // a zero may be a subnormal that the step has read as zero
+                a = simd::flush(a, float_min_normal_bits);
+                b = simd::flush(b, float_min_normal_bits);
+            }
+            pair = simd::template differing_pair<WeightOut, Ordinary>(a, b, p[k], p[k + 1]);
+        }
+        differing |= pair << (k * lanes);
+    }
+    return differing;
+}
+// Raw vectors of 16-bit weights of a group.
+template <std::size_t Vectors>
+struct raw_weights {
+    static constexpr std::size_t count = Vectors / 2;
+    simd::u32 vectors[count];
+};
+template <std::size_t Vectors>
+ADAMANT_SIMD void load_raw(std::byte const* weights, raw_weights<Vectors>& raw)
+{
+    ADAMANT_UNROLL
+    for (std::size_t k = 0; k < Vectors / 2; ++k)
+        raw.vectors[k] = simd::bits(simd::template load<float>(weights + k * simd::lanes * sizeof(float)));
+}
+
+// Stores a group of new params and their weights, and marks changed weights if they are tracked.
 template <class Param, class WeightOut, bool Interleaved, bool Ordinary, std::size_t Vectors>
 ADAMANT_SIMD void store_params(step_pointers const& a, std::size_t i, simd::f32 const (&p)[Vectors],
                                memory_access access, [[maybe_unused]] random_vectors<Param>& random)
 {
     constexpr std::size_t lanes = simd::lanes;
     std::byte* const param = a.param + i * sizeof(Param);
+    [[maybe_unused]] std::byte const* const weights = is_split<Param> ? a.weight_out + i * sizeof(bfloat16) : param;
+    [[maybe_unused]] raw_weights<Vectors> before;
+    if (a.changed != nullptr) [[unlikely]] {
+        if constexpr (std::is_same_v<Param, float>)
+            set_changed(a.changed, i, differing_params<WeightOut, Ordinary>(param, p), Vectors * lanes);
+        else
+            load_raw(weights, before);
+    }
     if constexpr (is_split<Param>) {
         ADAMANT_UNROLL
         for (std::size_t k = 0; k < Vectors; k += 2)
@@ -138,6 +195,13 @@ ADAMANT_SIMD void store_params(step_pointers const& a, std::size_t i, simd::f32 
             for (std::size_t k = 0; k < Vectors; k += 2)
                 simd::template store_pair<WeightOut, Interleaved, Ordinary>(out + k * lanes * sizeof(WeightOut), p[k],
                                                                             p[k + 1], access.native_bfloat16);
+        }
+    }
+    if constexpr (!std::is_same_v<Param, float>) {
+        if (a.changed != nullptr) [[unlikely]] {
+            raw_weights<Vectors> after;
+            load_raw(weights, after);
+            set_changed(a.changed, i, simd::differing_words(before.vectors, after.vectors), Vectors * lanes);
         }
     }
 }

@@ -47,6 +47,8 @@ using adamant::generic::simd;
 #endif
 #include <adamant/detail/kernels/block_squares.inl>
 #include <adamant/detail/kernels/fused_step.inl>
+//
+#include <adamant/detail/kernels/changes.inl>
 // On x86-64 the generic tier takes the other kernels from the reference implementation, and its records are copies.
 #if !defined(__x86_64__)
 #include <adamant/detail/kernels/column_scores.inl>
@@ -71,6 +73,7 @@ namespace avx2 {
 #include <adamant/detail/kernels/column_scores.inl>
 #include <adamant/detail/kernels/fused_step.inl>
 //
+#include <adamant/detail/kernels/changes.inl>
 #include <adamant/detail/kernels/gradient.inl>
 #include <adamant/detail/kernels/journal.inl>
 } // namespace avx2
@@ -89,12 +92,15 @@ namespace avx2 {
 #pragma GCC target("avx2,fma,avx512f,avx512bw,avx512dq,avx512vl")
 #endif
 namespace avx512 {
+#include <adamant/detail/kernels/avx512_differing.inl>
+//
 #include <adamant/detail/kernels/avx512.inl>
 //
 #include <adamant/detail/kernels/block_squares.inl>
 #include <adamant/detail/kernels/column_scores.inl>
 #include <adamant/detail/kernels/fused_step.inl>
 //
+#include <adamant/detail/kernels/changes.inl>
 #include <adamant/detail/kernels/gradient.inl>
 #include <adamant/detail/kernels/journal.inl>
 } // namespace avx512
@@ -112,6 +118,8 @@ using avx512::add_gradients;
 using avx512::add_scaled;
 using avx512::block_squares;
 using avx512::clamp_gradient;
+using avx512::collect_changes;
+using avx512::count_changes;
 using avx512::group_elems;
 using avx512::join_masters;
 using avx512::largest_bits;
@@ -131,6 +139,14 @@ std::byte* recorded_step(step_pointers const& a, std::size_t n, coefficients con
 {
     access.native_bfloat16 = true;
     return avx512::recorded_step<Grad, WeightOut>(a, n, c, access, record);
+}
+template <class T>
+void mark_changes(std::byte const* before, std::byte const* after, std::size_t n, std::uint64_t* changed) noexcept
+{
+    if constexpr (std::is_same_v<T, bfloat16>)
+        avx512::mark_changes_natively(before, after, n, changed);
+    else
+        avx512::mark_changes<T>(before, after, n, changed);
 }
 } // namespace avx512_bf16
 

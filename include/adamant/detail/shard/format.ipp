@@ -50,6 +50,18 @@ ADAMANT_DECL std::size_t step_elems_for(isa tier) noexcept
 {
     return group_elems_of(tier);
 }
+ADAMANT_DECL mark_changes_function mark_changes_for(shard_dtypes const& types, isa tier) noexcept
+{
+    if (!publishes_rounded(types))
+        return size_bytes(types[published_array(types)]) == 2 ? mark_changes_for<std::uint16_t>(tier)
+                                                              : mark_changes_for<std::uint32_t>(tier);
+    return types[shard_array::weight_out] == dtype::bfloat16 ? mark_changes_for<bfloat16>(tier)
+                                                             : mark_changes_for<float16>(tier);
+}
+ADAMANT_DECL change_kernels change_kernels_for(isa tier) noexcept
+{
+    return {count_changes_for(tier), collect_changes_for(tier)};
+}
 ADAMANT_DECL sum_kernels_function sum_kernels_of(dtype sum) noexcept
 {
     switch (sum) {

@@ -14,6 +14,7 @@
 #include <adamant/detail/core/checksum.hpp>
 #include <adamant/detail/core/stream_copy.hpp>
 #include <adamant/detail/shard/block_pass.hpp>
+#include <adamant/detail/shard/change_tracker.hpp>
 
 ADAMANT_BEGIN_NAMESPACE
 namespace detail {
@@ -30,7 +31,7 @@ public:
     offload_shard(any_shard const& shard, isa tier, std::byte* sum = nullptr, dtype sum_type = dtype::none,
                   kernel::sum_kernels const* sum_kernels = nullptr) noexcept
         : shard_(shard), kernels_(&shard.format().block_kernels_for(tier)), sum_(sum), sum_kernels_(sum_kernels),
-          sum_type_(sum_type)
+          sum_type_(sum_type), tier_(tier)
     {
     }
 
@@ -64,6 +65,18 @@ public:
         pointers.grad = gradient;
         shard_ = any_shard(format(), pointers, size());
     }
+    // The words for changed weights; null if they are not tracked.
+    [[nodiscard]] std::uint64_t* changed() const noexcept { return shard_.changed(); }
+    // Marks all weights as changed: something other than a step wrote them.
+    void mark_all() const noexcept
+    {
+        if (changed() == nullptr || size() == 0)
+            return;
+        std::size_t const rest = size() % kernel::changed_word_elems;
+        std::fill_n(changed(), size() / kernel::changed_word_elems, ~std::uint64_t{0});
+        if (rest != 0)
+            changed()[size() / kernel::changed_word_elems] |= (std::uint64_t{1} << rest) - 1;
+    }
     // Bytes of n elements of the array, which is also the byte offset of element n.
     [[nodiscard]] std::size_t bytes(shard_array::index which, std::size_t n) const noexcept
     {
@@ -77,7 +90,13 @@ public:
     // Upper bound of the bytes of a record of n elements.
     [[nodiscard]] std::size_t record_bytes_at_most(std::size_t n) const noexcept
     {
-        return kernels_->recorded != nullptr ? kernel::record_bytes_at_most(n) : state_bytes(n) + 64;
+        return changes_bytes(n) +
+               (kernels_->recorded != nullptr ? kernel::record_bytes_at_most(n) : state_bytes(n) + 64);
+    }
+    // Bytes of a record of n elements for the words for changed weights before the step; a multiple of 64.
+    [[nodiscard]] std::size_t changes_bytes(std::size_t n) const noexcept
+    {
+        return changed() == nullptr ? 0 : (n + 511) / 512 * 64;
     }
 
     // Elements of block `block`.
@@ -143,44 +162,44 @@ public:
                                            kernel::memory_access access, std::byte* record) const noexcept
     {
         std::size_t const n = length(block);
-        if (!records_are_copies()) {
-            access.grad_is_float = g.in_scratch;
-            return with_float_masters(block, g.elements, [&](kernel::step_pointers const& arrays) {
-                return kernels_->recorded(arrays, n, c, access, record);
-            });
+        if (changed() != nullptr) {
+            std::memcpy(record, words_of(block), changed_words(n) * sizeof(std::uint64_t));
+            record += changes_bytes(n);
         }
-        kernel::step_pointers const arrays = arrays_at(block, g.elements);
-        for (std::size_t begin = 0; begin < n; begin += copied_elems) {
-            std::size_t const end = std::min(n, begin + copied_elems);
-            for_each_copied(block, begin, end, [&](std::byte const* old, std::size_t size) {
-                if (access.stream) // a large model: the record leaves the caches before it is read
-                    stream_copy(record, old, size);
-                else
-                    std::memcpy(record, old, size);
-                record += size;
-            });
-            (g.in_scratch ? kernels_->step_scratch : kernels_->step)(arrays, begin, end, c, access);
-        }
-        if (access.stream)
-            stream_fence();
-        return record;
+        if (changed() == nullptr || kernels_->join == nullptr)
+            return step_with_record(block, g, c, access, record);
+        // Steps a joined copy of split masters, whose weights are compared afterwards.
+        scratch_block before;
+        change_tracker const changes(shard_, tier_);
+        changes.copy(block * norm_block_elems, n, before.grad);
+        std::byte* const end = step_with_record(block, g, c, access, record);
+        changes.mark(block * norm_block_elems, n, before.grad, words_of(block));
+        return end;
     }
     void rollback(std::size_t block, ready_gradient g, coefficients const& c, kernel::memory_access access,
                   std::byte const* record, scratch_block& scratch) const noexcept
     {
+        if (changed() == nullptr)
+            return roll_back_state(block, g, c, access, record, scratch);
         std::size_t const n = length(block);
-        if (!records_are_copies()) {
-            into_scratch(block, g, scratch);
-            with_float_masters(block, g.elements, [&](kernel::step_pointers const& arrays) {
-                kernels_->rollback_scratch(arrays, n, c, access, record);
-            });
-            return;
+        std::size_t const first = block * norm_block_elems;
+        scratch_block after;
+        change_tracker const changes(shard_, tier_);
+        changes.copy(first, n, after.grad);
+        roll_back_state(block, g, c, access, record + changes_bytes(n), scratch);
+        std::uint64_t differing[norm_block_elems / kernel::changed_word_elems] = {};
+        changes.mark(first, n, after.grad, differing);
+        for (std::size_t w = 0; w < changed_words(n); ++w) {
+            std::uint64_t before;
+            std::memcpy(&before, record + w * sizeof before, sizeof before);
+            restore_changes(words_of(block)[w], before, differing[w]);
         }
-        for (std::size_t begin = 0; begin < n; begin += copied_elems)
-            for_each_copied(block, begin, std::min(n, begin + copied_elems), [&](std::byte* place, std::size_t size) {
-                std::memcpy(place, record, size);
-                record += size;
-            });
+    }
+    // Rolls back a word for changed weights that was `before` the step. differing: the weights that the step changed.
+    // If the caller has cleared or set bits since then, the rollback is one more change of these weights.
+    static void restore_changes(std::uint64_t& word, std::uint64_t before, std::uint64_t differing) noexcept
+    {
+        word = word == (before | differing) ? before : word | differing;
     }
     // Rounds param to weight_out for elements [begin, end).
     void round_weights(std::size_t begin, std::size_t end) const noexcept
@@ -228,6 +247,54 @@ private:
     // A record that is a copy has the arrays of this number of elements, one after another, then those of the next. The
     // step of these elements prefetches what is copied next.
     static constexpr std::size_t copied_elems = 512;
+
+    [[nodiscard]] std::uint64_t* words_of(std::size_t block) const noexcept
+    {
+        return changed() + block * (norm_block_elems / kernel::changed_word_elems);
+    }
+    [[nodiscard]] std::byte* step_with_record(std::size_t block, ready_gradient const& g, coefficients const& c,
+                                              kernel::memory_access access, std::byte* record) const noexcept
+    {
+        std::size_t const n = length(block);
+        if (!records_are_copies()) {
+            access.grad_is_float = g.in_scratch;
+            return with_float_masters(block, g.elements, [&](kernel::step_pointers const& arrays) {
+                return kernels_->recorded(arrays, n, c, access, record);
+            });
+        }
+        kernel::step_pointers const arrays = arrays_at(block, g.elements);
+        for (std::size_t begin = 0; begin < n; begin += copied_elems) {
+            std::size_t const end = std::min(n, begin + copied_elems);
+            for_each_copied(block, begin, end, [&](std::byte const* old, std::size_t size) {
+                if (access.stream) // a large model: the record leaves the caches before it is read
+                    stream_copy(record, old, size);
+                else
+                    std::memcpy(record, old, size);
+                record += size;
+            });
+            (g.in_scratch ? kernels_->step_scratch : kernels_->step)(arrays, begin, end, c, access);
+        }
+        if (access.stream)
+            stream_fence();
+        return record;
+    }
+    void roll_back_state(std::size_t block, ready_gradient g, coefficients const& c, kernel::memory_access access,
+                         std::byte const* record, scratch_block& scratch) const noexcept
+    {
+        std::size_t const n = length(block);
+        if (!records_are_copies()) {
+            into_scratch(block, g, scratch);
+            with_float_masters(block, g.elements, [&](kernel::step_pointers const& arrays) {
+                kernels_->rollback_scratch(arrays, n, c, access, record);
+            });
+            return;
+        }
+        for (std::size_t begin = 0; begin < n; begin += copied_elems)
+            for_each_copied(block, begin, std::min(n, begin + copied_elems), [&](std::byte* place, std::size_t size) {
+                std::memcpy(place, record, size);
+                record += size;
+            });
+    }
 
     // Calls work(address, bytes) for the state of elements [begin, end) of a block.
     template <class Work>
@@ -281,6 +348,7 @@ private:
         } const splitter{kernels_, arrays, masters.grad, length(block)};
         arrays.param = masters.grad;
         arrays.weight_out = nullptr;
+        arrays.changed = nullptr;
         return work(arrays);
     }
     // The arrays, starting at a block.
@@ -292,7 +360,8 @@ private:
                 data(exp_avg) + bytes(exp_avg, begin),
                 data(exp_avg_sq) + bytes(exp_avg_sq, begin),
                 has_weight_out() ? data(weight_out) + bytes(weight_out, begin) : nullptr,
-                place(begin)};
+                place(begin),
+                changed() == nullptr ? nullptr : words_of(block)};
     }
 
     any_shard shard_;
@@ -300,6 +369,7 @@ private:
     std::byte* sum_;
     kernel::sum_kernels const* sum_kernels_;
     dtype sum_type_;
+    isa tier_;
 };
 
 } // namespace detail

@@ -63,5 +63,20 @@ ADAMANT_DECL void check_arrays(shard_dtypes const& types, kernel::step_pointers 
     }
 }
 
+ADAMANT_DECL void check_changed(any_shard const& shard, std::span<std::uint64_t> changed)
+{
+    if (changed.size() != changed_words(shard.size()))
+        throw_invalid_argument({"cannot track a shard of ", counted(shard.size(), "element"), ": changed has ",
+                                counted(changed.size(), "word"), ". It needs ", changed_words(shard.size()),
+                                ", one bit for each element."});
+    auto const begin = reinterpret_cast<std::uintptr_t>(changed.data());
+    for (std::size_t a = 0; a < shard_arrays; ++a) {
+        auto const array = reinterpret_cast<std::uintptr_t>(shard.data(static_cast<shard_array::index>(a)));
+        if (begin < array + shard.bytes(a, shard.size()) && array < begin + changed.size_bytes())
+            throw_invalid_argument({shard_array::names[a], " and changed overlap in memory. Give each array of a shard "
+                                                           "separate memory."});
+    }
+}
+
 } // namespace detail
 ADAMANT_END_NAMESPACE

@@ -41,12 +41,15 @@ ADAMANT_DECL std::vector<grouped_shard> shard_list::in_one_group(std::vector<any
 ADAMANT_DECL void shard_list::check_shards() const
 {
     std::vector<detail::array_extent> extents;
-    extents.reserve(shards_.size() * shard_arrays);
+    extents.reserve(shards_.size() * (shard_arrays + 1));
     for (std::size_t i = 0; i < shards_.size(); ++i) {
         any_shard const& s = shards_[i].shard;
         for (std::size_t a = 0; a < shard_arrays; ++a)
             detail::append_extent(extents, shard_array::names[a], s.data(static_cast<shard_array::index>(a)),
                                   s.bytes(a, s.size()), i, a != shard_array::grad);
+        if (s.changed() != nullptr)
+            detail::append_extent(extents, "changed", reinterpret_cast<std::byte const*>(s.changed()),
+                                  changed_words(s.size()) * sizeof(std::uint64_t), i, true);
     }
     detail::refuse_overlaps(std::move(extents));
 }

@@ -38,6 +38,7 @@
 #include <adamant/detail/shard/format.ipp>
 #include <adamant/detail/shard/shard.ipp>
 #include <adamant/detail/shard/shard_list.ipp>
+#include <adamant/detail/step/changes.ipp>
 #include <adamant/detail/step/column_scores.ipp>
 #include <adamant/detail/step/grad_norm.ipp>
 #include <adamant/detail/step/step.ipp>

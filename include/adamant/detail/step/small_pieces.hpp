@@ -10,6 +10,7 @@
 
 #include <adamant/shard.hpp>
 #include <adamant/detail/kernels/copy_few.hpp>
+#include <adamant/detail/shard/change_tracker.hpp>
 
 ADAMANT_BEGIN_NAMESPACE
 namespace detail {
@@ -114,6 +115,12 @@ private:
         for (std::size_t i = 0; i < b.count; ++i) {
             piece const& p = b.pieces[i];
             kernel::step_pointers const target = p.shard->pointers();
+            if (target.changed != nullptr) {
+                shard_array::index const compared = compared_array(p.shard->format().types);
+                change_tracker(*p.shard, tier_)
+                    .mark(p.begin, p.n, b.arrays[compared] + offset * b.elem_bytes[compared],
+                          target.changed + p.begin / kernel::changed_word_elems);
+            }
             kernel::copy_few(target.param + p.begin * b.elem_bytes[0], b.array<0>(offset), p.n * b.elem_bytes[0]);
             kernel::copy_few(target.exp_avg + p.begin * b.elem_bytes[2], b.array<2>(offset), p.n * b.elem_bytes[2]);
             kernel::copy_few(target.exp_avg_sq + p.begin * b.elem_bytes[3], b.array<3>(offset), p.n * b.elem_bytes[3]);

@@ -157,8 +157,14 @@ public:
         for (std::size_t i = 0; i < residents_.size(); ++i)
             if (takes_part(params[i]) || is_new)
                 send_weights(i);
+        for (std::size_t i = 0; i < residents_.size(); ++i)
+            if ((takes_part(params[i]) || is_new) && is_tracked(i))
+                download_weights(i);
         wait();
         part_->forget_records(); // the step is complete
+        for (std::size_t i = 0; i < residents_.size(); ++i)
+            if ((takes_part(params[i]) || is_new) && is_tracked(i))
+                copy_weights_to_host(i);
     }
     // Rolls back step(), even if it ran partly. Returns false if the device does not answer.
     [[nodiscard]] bool roll_back() noexcept
@@ -338,6 +344,28 @@ private:
         copy.pitch = r.pitch;
         copy.elem_bytes = size_bytes(matrices_[i].shard().type(which));
         return copy;
+    }
+    // If changed weights are tracked, the weights in host memory are always those on the device, and are compared.
+    [[nodiscard]] bool is_tracked(std::size_t i) const noexcept
+    {
+        return matrices_[i].shard().changed() != nullptr && rows(i) != 0 && !residents_[i].list.empty();
+    }
+    void download_weights(std::size_t i)
+    {
+        resident_layout const& r = residents_[i];
+        shard_array::index const source = matrices_[i].weights_source();
+        device_->wait_event(device_stream::down, device_->record_event(device_stream::work));
+        device_->copy_down(image_.get() + r.offset[source], memory_ + r.offset[source],
+                           matrices_[i].shard().bytes(source, r.list.size() * r.pitch));
+    }
+    void copy_weights_to_host(std::size_t i) const noexcept
+    {
+        resident_layout const& r = residents_[i];
+        std::byte const* const source = image_.get() + r.offset[matrices_[i].weights_source()];
+        if (columns(i) == 0)
+            matrices_[i].copy_vector_weights(source);
+        else
+            matrices_[i].copy_weights({source, r.pitch, true}, r.list, 0, rows(i));
     }
     void send_weights(std::size_t i)
     {

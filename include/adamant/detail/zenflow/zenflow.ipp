@@ -348,6 +348,8 @@ ADAMANT_DECL void zenflow_optimizer::load(std::span<zenflow_state const> states)
     }
     core.background.forget();
     core.model.use_first_sums();
+    for (detail::zenflow_matrix const& m : core.model.matrices)
+        m.shard().mark_all();
     bool any_publishing = false;
     for (std::size_t i = 0; i < params(); ++i)
         any_publishing = loading.load(i, core.background.current().parts[i].columns) || any_publishing;

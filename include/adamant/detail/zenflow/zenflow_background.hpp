@@ -339,6 +339,9 @@ private:
                 device_state_->flush(i, publishing_[i]);
             }
             device_state_->wait();
+            for (std::size_t i = 0; i < model_.size(); ++i)
+                if (model_.matrices[i].shard().changed() != nullptr)
+                    model_.copy_weights(i, publishing_[i]);
             publishing_is_due_ = false;
         } catch (std::bad_alloc const&) { // the step is complete, so it must not fail; retry later
             recover();

@@ -156,7 +156,8 @@ public:
 
     // ---- Weights
 
-    // Copies rows [begin, end) of the weights to the model's weights: of all columns, or of the given ones.
+    // Copies rows [begin, end) of the weights to the model's weights, and marks those that it changes: of all columns,
+    // or of the given ones. begin: a multiple of 64, so that threads share no word of bits.
     void copy_weights(std::size_t begin, std::size_t end) const noexcept
     {
         if (weights_type() == dtype::float32)
@@ -166,10 +167,29 @@ public:
     }
     void copy_weights(std::vector<std::uint32_t> const& columns, std::size_t begin, std::size_t end) const noexcept
     {
+        copy_weights({shard_.data(weights_source()), rows_, false}, columns, begin, end);
+    }
+    // Where listed columns are: column list[i] is number i or list[i], every `pitch` elements.
+    struct column_source {
+        std::byte const* begin;
+        std::size_t pitch;
+        bool in_list_order;
+    };
+    void copy_weights(column_source const& source, std::vector<std::uint32_t> const& columns, std::size_t begin,
+                      std::size_t end) const noexcept
+    {
         if (weights_type() == dtype::float32)
-            copy_weights_as<std::uint32_t>(columns, begin, end);
+            copy_weights_as<std::uint32_t>(source, columns, begin, end);
         else
-            copy_weights_as<std::uint16_t>(columns, begin, end);
+            copy_weights_as<std::uint16_t>(source, columns, begin, end);
+    }
+    // The same for a vector, whose weights are an array of the state.
+    void copy_vector_weights(std::byte const* source) const noexcept
+    {
+        std::byte* const target = shard_.data(weights_source());
+        if (shard_.changed() != nullptr)
+            mark_raw_changes()(target, source, shard_.size(), shard_.changed());
+        std::memcpy(target, source, shard_.bytes(weights_source(), shard_.size()));
     }
     // Rounds weight_out from the masters, unless it is state itself.
     void round_weights() const noexcept { shard_.round_weights(0, size()); }
@@ -251,27 +271,59 @@ private:
                 std::size_t const row_count = std::min(tile, end - row);
                 kernel::transpose<Bits>(source + (first * rows_ + row) * sizeof(Bits), rows_ * sizeof(Bits),
                                         reinterpret_cast<std::byte*>(transposed.column), pitch, n, row_count, tile);
-                for (std::size_t r = 0; r < row_count; ++r)
-                    std::memcpy(weights_ + ((row + r) * columns_ + first) * sizeof(Bits), transposed.column[r],
-                                n * sizeof(Bits));
+                for (std::size_t r = 0; r < row_count; ++r) {
+                    std::size_t const i = (row + r) * columns_ + first;
+                    auto const* const weights = reinterpret_cast<std::byte const*>(transposed.column[r]);
+                    if (shard_.changed() != nullptr)
+                        mark_changes(i, weights, n);
+                    std::memcpy(weights_ + i * sizeof(Bits), weights, n * sizeof(Bits));
+                }
             }
     }
+    // Kernel that compares weights as they are stored.
+    [[nodiscard]] kernel::mark_changes_function mark_raw_changes() const noexcept
+    {
+        return kernel::mark_changes_for({weights_type()}, tier_);
+    }
+    // Marks the changes that up to 64 weights from element i on are about to get.
+    void mark_changes(std::size_t i, std::byte const* weights, std::size_t n) const noexcept
+    {
+        std::uint64_t word = 0;
+        mark_raw_changes()(weights_ + i * size_bytes(weights_type()), weights, n, &word);
+        std::size_t const bit = i % kernel::changed_word_elems;
+        std::uint64_t* const words = shard_.changed() + i / kernel::changed_word_elems;
+        if (word << bit != 0)
+            words[0] |= word << bit;
+        if (bit != 0 && word >> (kernel::changed_word_elems - bit) != 0)
+            words[1] |= word >> (kernel::changed_word_elems - bit);
+    }
     template <class Bits>
-    void copy_weights_as(std::vector<std::uint32_t> const& columns, std::size_t begin, std::size_t end) const noexcept
+    void copy_weights_as(column_source const& source, std::vector<std::uint32_t> const& columns, std::size_t begin,
+                         std::size_t end) const noexcept
     {
         transposed_tile<Bits> transposed;
-        std::byte const* const source = shard_.data(weights_source());
         for (std::size_t row = begin; row < end; row += tile)
             for (std::size_t first = 0; first < columns.size(); first += tile) {
                 std::size_t const n = std::min(tile, columns.size() - first);
                 std::size_t const row_count = std::min(tile, end - row);
                 for (std::size_t i = 0; i < n; ++i)
-                    std::memcpy(transposed.column[i], source + (columns[first + i] * rows_ + row) * sizeof(Bits),
+                    std::memcpy(transposed.column[i],
+                                source.begin +
+                                    ((source.in_list_order ? first + i : columns[first + i]) * source.pitch + row) *
+                                        sizeof(Bits),
                                 row_count * sizeof(Bits));
                 for (std::size_t r = 0; r < row_count; ++r)
-                    for (std::size_t i = 0; i < n; ++i)
-                        std::memcpy(weights_ + ((row + r) * columns_ + columns[first + i]) * sizeof(Bits),
-                                    &transposed.column[i][r], sizeof(Bits));
+                    for (std::size_t i = 0; i < n; ++i) {
+                        std::size_t const element = (row + r) * columns_ + columns[first + i];
+                        std::byte* const weight = weights_ + element * sizeof(Bits);
+                        Bits const updated = transposed.column[i][r];
+                        Bits before;
+                        std::memcpy(&before, weight, sizeof before);
+                        if (shard_.changed() != nullptr && before != updated)
+                            shard_.changed()[element / kernel::changed_word_elems] |=
+                                std::uint64_t{1} << element % kernel::changed_word_elems;
+                        std::memcpy(weight, &updated, sizeof updated);
+                    }
             }
     }
 

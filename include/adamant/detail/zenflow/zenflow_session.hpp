@@ -183,8 +183,8 @@ private:
                 current.do_columns(model_.cpu, model_.matrices, i, moved, background_.access());
             for (std::size_t c = 0; c < moved.size(); ++c)
                 current.parts[i].columns[c] = current.parts[i].columns[c] != 0 && moved[c] == 0;
-            if (background_.device_state() != nullptr)
-                continue; // the step uploads their weights
+            if (background_.device_state() != nullptr || model_.takes_part(i))
+                continue; // the step publishes their weights
             list_columns(moved, 1, state.late_list);
             model_.copy_weights(i, state.late_list);
         }

@@ -1,0 +1,195 @@
+// SPDX-License-Identifier: Apache-2.0
+// Definitions of <adamant/changes.hpp>.
+#pragma once
+
+#include <algorithm>
+#include <bit>
+#include <cstdint>
+#include <cstring>
+#include <limits>
+#include <vector>
+
+#include <adamant/changes.hpp>
+#include <adamant/error.hpp>
+#include <adamant/detail/exec/for_each_part.hpp>
+
+ADAMANT_BEGIN_NAMESPACE
+
+namespace detail {
+
+// Words of a shard in parts that threads take one by one.
+class changed_parts {
+public:
+    changed_parts(executor const& cpu, tracked_weights const& from)
+        : cpu_(cpu), from_(from), words_(changed_words(from.size()))
+    {
+    }
+    [[nodiscard]] std::size_t count() const noexcept { return (words_ + part_words - 1) / part_words; }
+    // Calls work(part, first word, number of words) for each part.
+    template <class Work>
+    void for_each(std::size_t bytes_each, Work const& work) const
+    {
+        // Executors weigh work by the elements of a step, of some 28 bytes.
+        for_each_part(cpu_, count(), from_.size() * bytes_each / 28, [&](std::size_t part) {
+            std::size_t const first = part * part_words;
+            work(part, first, std::min(part_words, words_ - first));
+        });
+    }
+    // Bits beyond the last element are not the shard's.
+    [[nodiscard]] std::uint64_t rest_mask() const noexcept
+    {
+        std::size_t const rest = from_.size() % kernel::changed_word_elems;
+        return rest == 0 ? ~std::uint64_t{0} : (std::uint64_t{1} << rest) - 1;
+    }
+    void clear_rest() const noexcept
+    {
+        if (words_ != 0)
+            from_.changed()[words_ - 1] &= rest_mask();
+    }
+
+private:
+    static constexpr std::size_t part_words = 4096; // 262144 elements, 32 KiB of bits
+
+    executor const& cpu_;
+    tracked_weights const& from_;
+    std::size_t words_;
+};
+
+template <class Index>
+std::size_t collect_changed_weights(executor const& cpu, tracked_weights const& from, std::span<Index> indices,
+                                    void* values, changed_options const& options)
+{
+    changed_parts const parts(cpu, from);
+    if (from.size() != 0 && options.first_index > std::numeric_limits<Index>::max() - (from.size() - 1))
+        throw_invalid_argument({"cannot collect changed weights with ", sizeof(Index) * 8, "-bit indices: there are ",
+                                counted(from.size(), "weight"), " from index ", options.first_index,
+                                " on. Use 64-bit indices."});
+    if (values != nullptr && from.weights() == nullptr && from.size() != 0)
+        throw_invalid_argument({"cannot collect the values of ", counted(from.size(), "weight"),
+                                ": weights is null. Pass the weights, or a null pointer for values."});
+    parts.clear_rest();
+    kernel::change_kernels const kernels = kernel::change_kernels_for(cpu.tier());
+    std::vector<std::size_t> first(parts.count());
+    parts.for_each(1, [&](std::size_t part, std::size_t word, std::size_t n) {
+        first[part] = kernels.count(from.changed() + word, n);
+    });
+    std::size_t total = 0;
+    for (std::size_t& each : first) {
+        std::size_t const here = each;
+        each = total;
+        total += here;
+    }
+    if (total > indices.size())
+        return total;
+    std::size_t const weight_bytes = from.weight_bytes();
+    parts.for_each(2, [&](std::size_t part, std::size_t word, std::size_t n) {
+        kernel::changed_weights_out out{nullptr, nullptr, nullptr};
+        if constexpr (sizeof(Index) == sizeof(std::uint32_t))
+            out.indices = indices.data() + first[part];
+        else
+            out.wide_indices = indices.data() + first[part];
+        if (values != nullptr)
+            out.values = static_cast<std::byte*>(values) + first[part] * weight_bytes;
+        std::size_t const element = word * kernel::changed_word_elems;
+        kernels.collect(from.changed() + word, n, values == nullptr ? nullptr : from.weights() + element * weight_bytes,
+                        weight_bytes, options.first_index + element, options.clear, out);
+    });
+    return total;
+}
+
+} // namespace detail
+
+ADAMANT_DECL tracked_weights::tracked_weights(any_shard const& shard)
+    : changed_(shard.changed()), elements_(shard.size()), weights_(shard.data(published_array(shard.format().types))),
+      weight_bytes_(shard.bytes(published_array(shard.format().types), 1))
+{
+    if (changed_ == nullptr && elements_ != 0)
+        detail::throw_invalid_argument({"cannot read the changed weights of a shard of ",
+                                        detail::counted(elements_, "element"),
+                                        ": they are not tracked. Pass bits to any_shard::track()."});
+}
+
+ADAMANT_DECL tracked_weights::tracked_weights(std::span<std::uint64_t> changed, std::size_t elements,
+                                              void const* weights, dtype type)
+    : changed_(changed.data()), elements_(elements), weights_(static_cast<std::byte const*>(weights)),
+      weight_bytes_(size_bytes(type))
+{
+    if (changed.size() != changed_words(elements))
+        detail::throw_invalid_argument({"cannot read the changes of ", detail::counted(elements, "weight"),
+                                        ": changed has ", detail::counted(changed.size(), "word"), ". It needs ",
+                                        changed_words(elements), ", one bit for each weight."});
+    if (type != dtype::float32 && type != dtype::bfloat16 && type != dtype::float16)
+        detail::throw_invalid_argument(
+            {"cannot read changed weights of type ", name(type), ". Weights are float32, bfloat16 or float16."});
+}
+
+ADAMANT_DECL std::size_t count_changed_weights(executor const& cpu, tracked_weights const& from)
+{
+    detail::changed_parts const parts(cpu, from);
+    parts.clear_rest();
+    kernel::change_kernels const kernels = kernel::change_kernels_for(cpu.tier());
+    std::vector<std::size_t> counts(parts.count());
+    parts.for_each(1, [&](std::size_t part, std::size_t word, std::size_t n) {
+        counts[part] = kernels.count(from.changed() + word, n);
+    });
+    std::size_t total = 0;
+    for (std::size_t const each : counts)
+        total += each;
+    return total;
+}
+
+ADAMANT_DECL std::size_t changed_weights(executor const& cpu, tracked_weights const& from,
+                                         std::span<std::uint32_t> indices, void* values, changed_options const& options)
+{
+    return detail::collect_changed_weights(cpu, from, indices, values, options);
+}
+
+ADAMANT_DECL std::size_t changed_weights(executor const& cpu, tracked_weights const& from,
+                                         std::span<std::uint64_t> indices, void* values, changed_options const& options)
+{
+    return detail::collect_changed_weights(cpu, from, indices, values, options);
+}
+
+ADAMANT_DECL void changed_mask(executor const& cpu, tracked_weights const& from, std::span<std::uint8_t> mask,
+                               changed_options const& options)
+{
+    detail::changed_parts const parts(cpu, from);
+    if (mask.size() != from.size())
+        detail::throw_invalid_argument({"cannot write a mask of ", detail::counted(mask.size(), "byte"), ": there are ",
+                                        detail::counted(from.size(), "weight"), ". Pass one byte for each."});
+    parts.clear_rest();
+    parts.for_each(1, [&](std::size_t, std::size_t word, std::size_t n) {
+        for (std::size_t w = word; w < word + n; ++w) {
+            std::uint64_t const bits = from.changed()[w];
+            std::size_t const first = w * kernel::changed_word_elems;
+            std::size_t const last = std::min(mask.size(), first + kernel::changed_word_elems);
+            for (std::size_t i = first; i < last; i += 8) {
+                // Byte k of the product has bit k of the eight alone; adding 127 moves it to the byte's highest bit.
+                std::uint64_t const eight = bits >> (i - first) & 0xffu;
+                std::uint64_t const spread = (eight * 0x0101010101010101u) & 0x8040201008040201u;
+                std::uint64_t flags = (spread + 0x7f7f7f7f7f7f7f7fu) >> 7 & 0x0101010101010101u;
+                if constexpr (std::endian::native == std::endian::big)
+                    flags = __builtin_bswap64(flags);
+                std::memcpy(mask.data() + i, &flags, std::min<std::size_t>(8, last - i));
+            }
+            if (options.clear)
+                from.changed()[w] = 0;
+        }
+    });
+}
+
+ADAMANT_DECL void mark_changed(tracked_weights const& from, std::size_t begin, std::size_t end)
+{
+    if (begin > end || end > from.size())
+        detail::throw_invalid_argument({"cannot mark elements ", begin, " to ", end, " as changed: there are ",
+                                        detail::counted(from.size(), "weight"), "."});
+    for (std::size_t next; begin < end; begin = next) {
+        std::size_t const bit = begin % kernel::changed_word_elems;
+        next = std::min(end, begin - bit + kernel::changed_word_elems);
+        std::uint64_t const all = ~std::uint64_t{0};
+        from.changed()[begin / kernel::changed_word_elems] |= all >> (kernel::changed_word_elems - (next - begin))
+                                                                         << bit;
+    }
+}
+
+ADAMANT_END_NAMESPACE
