@@ -200,6 +200,11 @@ typedef struct adamant_shard {
     size_t begin; /**< index of the shard's first element in the parameter */
     /** For adamant_step_shard() and adamant_step_list(): a unique number of the parameter; otherwise ignored. */
     uint64_t rounding_stream;
+    /** Bits of changed weights, (elements + 63) / 64 words; null: not tracked. Bit i % 64 of word i / 64 belongs to
+     * element i. A step sets the bits of elements whose published weight (weight_out, or param without one) it changes,
+     * and leaves the others as they are. A step that is skipped, abandoned or rolled back leaves all as they were.
+     * adamant_load_state() sets all. With adamant_zenflow_add_param() they are in the order of its weights. */
+    uint64_t* changed;
 } adamant_shard;
 ADAMANT_C_API adamant_status adamant_shard_init(adamant_shard* shard, size_t struct_bytes);
 
@@ -247,6 +252,34 @@ ADAMANT_C_API adamant_status adamant_hyperparameters_init(adamant_hyperparameter
 ADAMANT_C_API adamant_status adamant_step_shard(const adamant_executor* executor, const adamant_shard* shard,
                                                 const adamant_hyperparameters* hyper, uint64_t step_number,
                                                 double loss_scale, double clip_coefficient, uint64_t* nonfinite);
+/** Weights and the bits of their changes. */
+typedef struct adamant_tracked_weights {
+    size_t struct_bytes; /**< size of this struct; set by the init function */
+    uint64_t* changed;   /**< as in adamant_shard; (elements + 63) / 64 words */
+    size_t elements;     /**< number of weights */
+    const void* weights; /**< the weights, of type dtype; may be null if no values are collected */
+    adamant_dtype dtype; /**< ADAMANT_BFLOAT16; or float16 or float32 */
+} adamant_tracked_weights;
+ADAMANT_C_API adamant_status adamant_tracked_weights_init(adamant_tracked_weights* weights, size_t struct_bytes);
+
+/** Writes the number of changed weights to *count. Do not call this function and the next ones during a step that sets
+ * the bits. All but adamant_mark_changed() clear bits beyond the last element. From any thread, for different bits. */
+ADAMANT_C_API adamant_status adamant_count_changed(const adamant_executor* executor,
+                                                   const adamant_tracked_weights* weights, size_t* count);
+/** Writes the ascending indices of changed weights, plus first_index, into `indices` or `wide_indices`; one of both is
+ * null. Unless `values` is null, writes the weights in the same order and of the same type. Every array has room for
+ * `capacity` elements. Writes the number to *count. If it is above capacity, writes nothing else and clears nothing:
+ * call again with larger arrays. clear: clears all bits. invalid argument: an index does not fit into 32 bits. */
+ADAMANT_C_API adamant_status adamant_changed_weights(const adamant_executor* executor,
+                                                     const adamant_tracked_weights* weights, uint64_t first_index,
+                                                     size_t capacity, uint32_t* indices, uint64_t* wide_indices,
+                                                     void* values, int32_t clear, size_t* count);
+/** Writes a byte for each weight: 1 if it has changed, otherwise 0. */
+ADAMANT_C_API adamant_status adamant_changed_mask(const adamant_executor* executor,
+                                                  const adamant_tracked_weights* weights, uint8_t* mask, int32_t clear);
+/** Marks weights [begin, end) as changed. Call it after writing weights, or params from which weights are made. */
+ADAMANT_C_API adamant_status adamant_mark_changed(const adamant_tracked_weights* weights, size_t begin, size_t end);
+
 /** A tensor of adamant_step_list(). */
 typedef struct adamant_step_item {
     size_t struct_bytes;                  /**< size of this struct; set by the init function */

@@ -278,6 +278,7 @@ static int read_item(step_arguments* all, Py_ssize_t i)
     shard->dims = 0;
     shard->begin = 0;
     shard->rounding_stream = (uint64_t)i;
+    shard->changed = NULL;
     return 0;
 }
 

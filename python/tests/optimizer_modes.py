@@ -17,10 +17,11 @@ MODES = {
     "offload": (torch.float32, {"offload": True}),
     "master": (torch.bfloat16, {"master": True}),
     "split": (torch.bfloat16, {"state_format": "split_float32"}),
+    "track_changes": (torch.bfloat16, {"master": True, "track_changes": True}),
     "quantized8": (torch.float32, {"state_format": "quantized8"}),
     "zenflow": (torch.float32, {"zenflow": {"topk_ratio": 0.34, "select_interval": 4, "update_interval": 2}}),
 }
-FLOAT32_MODES = [mode for mode in MODES if mode not in ("master", "split", "quantized8", "zenflow")]
+FLOAT32_MODES = [mode for mode in MODES if mode not in ("master", "split", "track_changes", "quantized8", "zenflow")]
 # Two groups of two params. Vectors have equal shapes, so tests can exchange them.
 SHAPES = [[(64, 3), (5,)], [(4, 6), (5,)]]
 HYPERS = [{"lr": 0.01, "weight_decay": 0.1}, {"lr": 0.03, "betas": (0.8, 0.99)}]

@@ -217,7 +217,7 @@ TEST_CASE("C: structs of other versions")
         [&, n = 0](auto* it) mutable {
             return adamant_add_shard(o.get(), 0, ("none" + std::to_string(n++)).c_str(), it, nullptr);
         },
-        sizeof(adamant_shard) - 8);
+        sizeof(adamant_shard) - 16);
     check_struct<adamant_step_values>(adamant_step_values_init, "adamant_step_values",
                                       [&](auto* it) { return adamant_step(o.get(), it, nullptr); });
 

@@ -97,6 +97,8 @@ json(0 ${small} --ratio 0.9 "${figures}")
 string(CONCAT figures "gpu,items,device_records|600000000|gpu,items,reserve|0|host,items,journal|0|"
     "host,items,device_arrays|0|host,total_bytes|31200000000")
 json(0 ${small} --ratio 90% --device-records --give-back --journal 0 --gpu-reserve 0 "${figures}")
+# Bits for changed weights.
+json(0 ${small} --ratio 0.9 --track-changes "host,items,changed|81250000|gpu,items,device_changed|12500000")
 # Moments in 16 bits; records are then copies of the state, which is 8 bytes.
 string(CONCAT figures "gpu,items,weights|2000000000|gpu,items,gradient_buckets|800000000|host,items,state|4000000000|"
     "host,items,gradients|2000000000|host,items,weights_out|0|host,items,journal|4000000000|types,grad|float32")

@@ -113,6 +113,7 @@ std::span<command const> commands()
               "the norm, with 0 all of them"},
              {"--device-records", "", "the GPU records its part for rollback, too"},
              {"--give-back", "", "the GPU's part has no pages on the host"},
+             {"--track-changes", "", "with bits for changed weights"},
              {"--zenflow", "K",
               "compares with ZenFlow: the GPU steps the share K of each matrix's columns, 0.1 or 10%, and the CPU "
               "accumulates the gradients of the others"},

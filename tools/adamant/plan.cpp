@@ -178,6 +178,7 @@ void read_memory_options(arguments& options, plan_request& r)
     }
     r.device_records = options.flag("--device-records");
     r.give_back = options.flag("--give-back");
+    r.track_changes = options.flag("--track-changes");
     auto const reserve = [&](char const* option, std::size_t& bytes) {
         if (std::optional<std::string> const text = options.value(option))
             bytes = *text == "0" ? 0 : byte_count(option, *text);

@@ -85,6 +85,9 @@ void add_device_state(plan_request const& r, std::size_t device_elems, memory_pl
     }
     plan.gpu.push_back({'O', "device_state", "optimizer, its part", bytes, state});
     plan.gpu.push_back({'R', "device_records", "records, its part", r.device_records ? bytes : 0, records});
+    if (r.track_changes)
+        plan.gpu.push_back({'c', "device_changed", "changed weights, its part", (device_elems + 3) / 4,
+                            "a quarter of a byte for each element"});
 }
 
 void add_working_set(plan_request const& r, memory_plan& plan)
@@ -132,6 +135,9 @@ void add_host(plan_request const& r, std::size_t cpu, std::size_t device, memory
                                (r.speculative_share() < 1 ? "; room for " + fixed(100 * r.speculative_share(), 0) +
                                                                 "% of the blocks, the others wait for the norm"
                                                           : "")});
+    if (r.track_changes) // for the device's part: the shard's bits, those of the step, and a copy for its rollback
+        items.push_back({'C', "changed", "changed weights", (cpu + 7) / 8 + (device + 1) / 2,
+                         "an eighth of a byte for each element; half a byte for each of the GPU's part", false});
     if (r.machine.unified)
         return;
     std::size_t const arrays =

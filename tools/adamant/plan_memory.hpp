@@ -39,6 +39,7 @@ struct plan_request {
     std::optional<double> journal; // bytes of an element; empty: the optimizer's default budget
     bool device_records = false;
     bool give_back = false; // the host pages of the device's part
+    bool track_changes = false;
     std::optional<zenflow_request> zenflow;
     std::size_t gpu_reserve = 4'000'000'000;
     std::size_t host_reserve = 24'000'000'000;

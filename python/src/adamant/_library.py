@@ -157,7 +157,13 @@ class Shard(Struct):
                 ("exp_avg_sq", c_void_p), ("weight_out", c_void_p), ("accumulator", c_void_p),
                 ("param_dtype", c_int32), ("grad_dtype", c_int32), ("exp_avg_dtype", c_int32),
                 ("exp_avg_sq_dtype", c_int32), ("weight_out_dtype", c_int32), ("accumulator_dtype", c_int32),
-                ("shape", POINTER(c_size_t)), ("dims", c_size_t), ("begin", c_size_t), ("rounding_stream", c_uint64)]
+                ("shape", POINTER(c_size_t)), ("dims", c_size_t), ("begin", c_size_t), ("rounding_stream", c_uint64),
+                ("changed", c_void_p)]
+
+
+class TrackedWeights(Struct):
+    name_in_c = "adamant_tracked_weights"
+    _fields_ = [_size, ("changed", c_void_p), ("elements", c_size_t), ("weights", c_void_p), ("dtype", c_int32)]
 
 
 class StepItem(Struct):
@@ -254,6 +260,10 @@ _functions: Dict[str, List[Any]] = {
     "adamant_step_shard": [_p, _p, _p, c_uint64, c_double, c_double, _p],
     "adamant_step_list": [_p, _p, c_size_t, _p],
     "adamant_accumulate_list": [_p, _p, c_size_t],
+    "adamant_count_changed": [_p, _p, POINTER(c_size_t)],
+    "adamant_changed_weights": [_p, _p, c_uint64, c_size_t, _p, _p, _p, c_int32, POINTER(c_size_t)],
+    "adamant_changed_mask": [_p, _p, _p, c_int32],
+    "adamant_mark_changed": [_p, c_size_t, c_size_t],
     "adamant_split_masters": [_p, c_size_t, _p, _p],
     "adamant_join_masters": [_p, _p, c_size_t, _p],
     "adamant_sum_of_squares": [_p, _p, c_int32, c_size_t, POINTER(c_double), POINTER(c_uint64)],

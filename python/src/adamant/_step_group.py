@@ -162,7 +162,8 @@ class StepGroup:
         self.mastered = [i for i, master in enumerate(self.master_tensors) if master is not None]
         self.copies: Optional[HostCopies] = None
         for number, param in enumerate(self.params):
-            if arguments.offload or param.device.type != "cpu" or self.master_tensors[number] is not None:
+            if (arguments.offload or arguments.track_changes or param.device.type != "cpu" or
+                    self.master_tensors[number] is not None):
                 check_tracked(param, self.names[number])
         if arguments.offload or any(param.device.type != "cpu" for param in self.params):
             if arguments.offload:
@@ -188,6 +189,8 @@ class StepGroup:
         self.strides: List[Tuple[int, ...]] = []
         self.dtypes: List[torch.dtype] = []
         self.versions = optimizer._versions
+        self.changes = optimizer._changes
+        self.states = states
         for number, ((group, param), state) in enumerate(zip(members, states)):
             self._add(self.names[number], number, self.native_groups[group], param, state)
         self.native.steps = steps
@@ -252,6 +255,8 @@ class StepGroup:
         self.dtypes.append(grad_dtype)
         # Stochastic rounding depends on the element's index in the whole param.
         position = {"shape": param.shape, "begin": first_element(param)} if hasattr(param, "to_local") else {}
+        if self.changes is not None:
+            position["changed"] = self.changes.bits(param)
         with error_context(name):
             self.native.add_shard(group, name, **fields, **position)
 
@@ -273,7 +278,10 @@ class StepGroup:
                    for group, known in self.hypers.items())
 
     def take_weights(self, optimizer: "_Steps") -> None:
-        """Copies weights that others have written into masters and mirrors."""
+        """Copies weights that others have written into masters and mirrors, and marks them as changed."""
+        if self.changes is not None:
+            for param, state in zip(self.params, self.states):
+                self.changes.mark_written(param, state)
         if not self.mastered and self.copies is None:
             return
         for number in self.mastered if self.copies is None else range(len(self.params)):
@@ -420,3 +428,6 @@ class StepGroup:
         torch.autograd.graph.increment_version(self.params)
         for number in self.mastered if self.copies is None else range(len(self.params)):
             self.versions[id(self.params[number])] = self._version(number)
+        if self.changes is not None:
+            for param, state in zip(self.params, self.states):
+                self.changes.settle(param, state)

@@ -157,7 +157,7 @@ class ZenFlowOptimizer(OptimizerHandle):
         self._call("adamant_zenflow_set_hyperparameters", group, byref(hyperparameters(**hyper)))
 
     def add_param(self, group: int, name: str, arrays: Dict[str, Any], columns: int, weights: Any,
-                  shape: Sequence[int], begin: int) -> None:
+                  shape: Sequence[int], begin: int, changed: Any = None) -> None:
         """Adds a matrix, or with columns=0 a vector.
 
         Parameters
@@ -166,11 +166,15 @@ class ZenFlowOptimizer(OptimizerHandle):
             Flat arrays in memory order, by the names of a shard's fields.
         weights : Tensor
             Weights of a matrix by rows, which the library writes. Ignored for a vector.
+        changed : Tensor or None
+            Bits of changed weights, by rows.
         """
         shard = make_shard(name, arrays, shape, begin)
+        if changed is not None:
+            shard.changed = changed.data_ptr() or None
         weights_address = weights.data_ptr() or None if columns else None
         with delayed_signals:
-            self._kept.append((weights, *[values for field, values in arrays.items() if field != "grad"]))
+            self._kept.append((weights, changed, *[values for field, values in arrays.items() if field != "grad"]))
             self._call("adamant_zenflow_add_param", group, name.encode(), byref(shard), columns,
                        weights_address, None)
             self._names.append(name.encode())

@@ -403,6 +403,7 @@ class ZenFlowSteps:
         self.options = options
         self.native: Optional[ZenFlowOptimizer] = None  # until the first step, and after forget()
         self.params: List[_TrackedParam] = []
+        self.changes: Optional[Any] = None  # bits of changed weights
         self.hypers: Dict[int, Dict[str, Any]] = {}
         self.maximize: Dict[int, bool] = {}  # by group
         self.native_groups: Dict[int, int] = {}  # libadamant_c's group numbers by the optimizer's
@@ -475,6 +476,7 @@ class ZenFlowSteps:
         self._build(optimizer, members, None)
 
     def _build(self, optimizer: "_Steps", members: List[Tuple[int, Tensor]], device: Optional[ZenFlowDevice]) -> None:
+        self.changes = optimizer._changes
         if device is not None:
             device.wait_for_caller()
         params = [_TrackedParam(optimizer, group, param, device) for group, param in members]
@@ -498,7 +500,8 @@ class ZenFlowSteps:
             shape = tuple(param.param.shape) if param.columns or hasattr(param.param, "to_local") else ()
             with error_context(param.name):
                 native.add_param(native_groups[param.group], param.name, fields, param.columns, param.weights, shape,
-                                 first_element(param.param))
+                                 first_element(param.param),
+                                 None if self.changes is None else self.changes.bits(param.param, by_rows=True))
         for param in params:
             param.take_weights(as_loaded=True)
         self._load(native, params)
@@ -529,6 +532,8 @@ class ZenFlowSteps:
         for _, param in members:
             check_memory(param, f"cannot step {optimizer._name(param)}: it")
         if self.native is not None:
+            for param in self.params if self.changes is not None else ():
+                self.changes.mark_written(param.param, param.state)
             self._take_written_weights(optimizer)
         if self.native is None or self._has_changed(optimizer) or len(members) != len(self.params) or not all(
                 [param.is_unchanged(optimizer, *member) for param, member in zip(self.params, members)]):
@@ -623,6 +628,8 @@ class ZenFlowSteps:
             torch.autograd.graph.increment_version([param.param for param in self.params])
         for param in self.params:
             param.version = param.current_version()
+            if self.changes is not None:
+                self.changes.settle(param.param, param.state)
             if self.device is not None:
                 param.record_tensors()
 

@@ -15,6 +15,7 @@ from ._arrays import DTYPES, GROUP_BYTES, QUANTIZED8, SPLIT_FLOAT32, array_info,
 from ._library import (Handle, Hyperparameters, InvalidArgument, LossScaling, OptimizerOptions, Reduce, Report, Shard,
                        StepValues, WeightsReady, c_strings, check, counted, library, whole_number)
 from ._signals import delayed_signals
+from .changes import words_address
 from .executor import Executor, shared_executor
 
 nonfinite_policies = {"skip": 0, "zero": 1, "apply": 2}
@@ -280,7 +281,7 @@ class Optimizer(OptimizerHandle):
 
     def add_shard(self, group: int, name: str, param: Any, grad: Any, exp_avg: Any, exp_avg_sq: Any,
                   weight_out: Any = None, accumulator: Any = None, *, shape: Sequence[int] = (),
-                  begin: int = 0) -> int:
+                  begin: int = 0, changed: Any = None) -> int:
         """Add a shard: consecutive elements of a parameter. Returns its number.
 
         Parameters
@@ -306,6 +307,10 @@ class Optimizer(OptimizerHandle):
             Shape of the whole parameter, for checkpoints. (): the shape of `param`.
         begin : int, default 0
             Index of the shard's first element in the whole parameter.
+        changed : array or None, default None
+            Bits of changed weights: changed_words(elements) of uint64 or int64. A step sets the bits of the elements
+            whose weight (weight_out, or param without one) it changes; see changed_weights(). A step that is skipped,
+            abandoned or rolled back leaves them as they were. Loading a state sets all.
 
         Raises
         ------
@@ -320,10 +325,12 @@ class Optimizer(OptimizerHandle):
                   "weight_out": weight_out, "accumulator": accumulator}
         arrays = {field: array for field, array in arrays.items() if array is not None}
         shard = make_shard(name, arrays, shape, begin)
+        if changed is not None:
+            shard.changed = words_address(changed, shard.elements, f"changed of '{name}'") or None
         number = c_size_t()
         with delayed_signals:
             self._call("adamant_add_shard", whole_number(group, "group"), name.encode(), byref(shard), byref(number))
-            self._kept.append(list(arrays.values()))
+            self._kept.append([*arrays.values(), changed])
             self._gradients.append(grad)
         return number.value
 

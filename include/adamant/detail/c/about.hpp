@@ -105,6 +105,18 @@ struct about<adamant_shard> {
 };
 
 template <>
+struct about<adamant_tracked_weights> {
+    static constexpr char const* name = "adamant_tracked_weights";
+    static constexpr std::size_t first_bytes = 40;
+    static adamant_tracked_weights defaults()
+    {
+        adamant_tracked_weights weights{};
+        weights.dtype = ADAMANT_BFLOAT16;
+        return weights;
+    }
+};
+
+template <>
 struct about<adamant_step_item> {
     static constexpr char const* name = "adamant_step_item";
     static constexpr std::size_t first_bytes = 40;

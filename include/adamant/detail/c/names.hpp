@@ -20,6 +20,7 @@ inline constexpr c_name c_names[] = {
     {"accumulate()", "adamant_accumulate()"},
     {"add_group()", "adamant_add_group()"},
     {"add_shard()", "adamant_add_shard()"},
+    {"any_shard::track()", "the field changed of adamant_shard"},
     {"begin_step()", "adamant_begin_step()"},
     {"clear_accumulators()", "adamant_clear_accumulators()"},
     {"find_group()", "adamant_find_group()"},

@@ -5,8 +5,10 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <span>
 #include <string>
 
+#include <adamant/changes.hpp>
 #include <adamant/formats.hpp>
 #include <adamant/shard.hpp>
 #include <adamant/step.hpp>
@@ -97,7 +99,9 @@ static shard_of_c shard_of(adamant_shard const& source, find_format_function fin
         static_cast<std::byte*>(source.exp_avg),    static_cast<std::byte*>(source.exp_avg_sq),
         static_cast<std::byte*>(source.weight_out), {source.rounding_stream, source.begin}};
     detail::check_arrays(format.types, arrays, source.elements);
-    return {any_shard(format, arrays, source.elements), {source.accumulator, sum}};
+    any_shard const view(format, arrays, source.elements);
+    return {source.changed == nullptr ? view : view.track({source.changed, changed_words(source.elements)}),
+            {source.accumulator, sum}};
 }
 shard_of_c shard_of(adamant_shard const& source)
 {
@@ -227,4 +231,57 @@ adamant_status adamant_round_squares(const int64_t* words, double* sum, uint64_t
         give(sum, squares.sum);
         give(nonfinite, squares.nonfinite);
     });
+}
+
+static adamant::tracked_weights tracked_weights_of(adamant_tracked_weights const* weights)
+{
+    adamant_tracked_weights const w = read(weights);
+    needed_if(w.elements != 0, w.changed, "changed");
+    return {{w.changed, adamant::changed_words(w.elements)},
+            w.elements,
+            w.weights,
+            to_enum(w.dtype, adamant::dtype::quantized8, "dtype")};
+}
+adamant_status adamant_tracked_weights_init(adamant_tracked_weights* weights, size_t struct_bytes)
+{
+    return init(weights, struct_bytes);
+}
+adamant_status adamant_count_changed(const adamant_executor* executor, const adamant_tracked_weights* weights,
+                                     size_t* count)
+{
+    return guarded([&] {
+        adamant::executor const& cpu = cpu_of(executor);
+        needed(count, "count") = count_changed_weights(cpu, tracked_weights_of(weights));
+    });
+}
+adamant_status adamant_changed_weights(const adamant_executor* executor, const adamant_tracked_weights* weights,
+                                       uint64_t first_index, size_t capacity, uint32_t* indices, uint64_t* wide_indices,
+                                       void* values, int32_t clear, size_t* count)
+{
+    return guarded([&] {
+        adamant::executor const& cpu = cpu_of(executor);
+        (void)needed(count, "count");
+        if ((indices != nullptr) == (wide_indices != nullptr) && capacity != 0)
+            adamant::detail::throw_invalid_argument({"cannot collect changed weights: indices and wide_indices are ",
+                                                     indices != nullptr ? "both set" : "both null",
+                                                     ". Pass one of them."});
+        adamant::changed_options const options{.first_index = first_index, .clear = clear != 0};
+        adamant::tracked_weights const from = tracked_weights_of(weights);
+        *count = indices != nullptr ? changed_weights(cpu, from, std::span(indices, capacity), values, options)
+                                    : changed_weights(cpu, from, std::span(wide_indices, capacity), values, options);
+    });
+}
+adamant_status adamant_changed_mask(const adamant_executor* executor, const adamant_tracked_weights* weights,
+                                    uint8_t* mask, int32_t clear)
+{
+    return guarded([&] {
+        adamant::executor const& cpu = cpu_of(executor);
+        adamant::tracked_weights const from = tracked_weights_of(weights);
+        needed_if(from.size() != 0, mask, "mask");
+        changed_mask(cpu, from, std::span(mask, from.size()), {.clear = clear != 0});
+    });
+}
+adamant_status adamant_mark_changed(const adamant_tracked_weights* weights, size_t begin, size_t end)
+{
+    return guarded([&] { mark_changed(tracked_weights_of(weights), begin, end); });
 }

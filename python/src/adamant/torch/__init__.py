@@ -18,9 +18,10 @@ from .._split_masters import joined_master, split_master
 from .._zenflow_optimizer import ZenFlow
 from ..executor import Cores
 from ._arguments import Arguments
+from ._changes import ChangedWeights
 from ._stepping import Steps, torch_adam, torch_adamw
 
-__all__ = ["Adam", "AdamW", "ZenFlow", "dequantized", "install", "joined_master", "quantized", "split_master",
+__all__ = ["Adam", "AdamW", "ChangedWeights", "ZenFlow", "dequantized", "install", "joined_master", "quantized", "split_master",
            "uninstall"]
 
 
@@ -46,7 +47,7 @@ class Adam(Steps, torch_adam):
                  exp_avg_sq_rounding: str = "stochastic", param_rounding: str = "nearest", rounding_seed: int = 0,
                  master: bool = False, process_group: Any = None, offload: bool = False, cores: Optional[Cores] = None,
                  cpuadam_cores_perc: Optional[float] = None, threads: int = 0,
-                 zenflow: Union[None, ZenFlow, Dict[str, Any]] = None):
+                 zenflow: Union[None, ZenFlow, Dict[str, Any]] = None, track_changes: bool = False):
         options = {"decoupled_weight_decay": True} if decoupled_weight_decay else {}
         torch_adam.__init__(self, params, lr, betas, eps, weight_decay, amsgrad, foreach=foreach,
                             maximize=maximize, capturable=capturable, differentiable=differentiable, fused=fused,
@@ -55,7 +56,7 @@ class Adam(Steps, torch_adam):
             max_norm=max_norm, on_nonfinite=on_nonfinite, overlap=overlap, accumulate=accumulate,
             state_format=state_format, exp_avg_sq_rounding=exp_avg_sq_rounding, param_rounding=param_rounding,
             rounding_seed=rounding_seed, master=master, offload=offload, cores=cores,
-            cpuadam_cores_perc=cpuadam_cores_perc, threads=threads, zenflow=zenflow))
+            cpuadam_cores_perc=cpuadam_cores_perc, threads=threads, zenflow=zenflow, track_changes=track_changes))
 
 
 class AdamW(Steps, torch_adamw):
@@ -134,6 +135,9 @@ class AdamW(Steps, torch_adamw):
         Deferred updates: important columns of each matrix are stepped every step, the others once in a window of steps.
         A dictionary holds the arguments of ZenFlow. Excludes `overlap` and `accumulate`. See Notes.
 
+    track_changes : bool, default False
+        Mark the weights that change, for changed_weights(). Takes an eighth of a byte for each element.
+
     Attributes
     ----------
     last_report : adamant.Report or None
@@ -209,14 +213,14 @@ class AdamW(Steps, torch_adamw):
                  exp_avg_sq_rounding: str = "stochastic", param_rounding: str = "nearest", rounding_seed: int = 0,
                  master: bool = False, process_group: Any = None, offload: bool = False,
                  cores: Optional[Cores] = None, cpuadam_cores_perc: Optional[float] = None, threads: int = 0,
-                 zenflow: Union[None, ZenFlow, Dict[str, Any]] = None):
+                 zenflow: Union[None, ZenFlow, Dict[str, Any]] = None, track_changes: bool = False):
         torch_adamw.__init__(self, params, lr, betas, eps, weight_decay, amsgrad, maximize=maximize,
                              foreach=foreach, capturable=capturable, differentiable=differentiable, fused=fused)
         self._set_up(process_group, Arguments(
             max_norm=max_norm, on_nonfinite=on_nonfinite, overlap=overlap, accumulate=accumulate,
             state_format=state_format, exp_avg_sq_rounding=exp_avg_sq_rounding, param_rounding=param_rounding,
             rounding_seed=rounding_seed, master=master, offload=offload, cores=cores,
-            cpuadam_cores_perc=cpuadam_cores_perc, threads=threads, zenflow=zenflow))
+            cpuadam_cores_perc=cpuadam_cores_perc, threads=threads, zenflow=zenflow, track_changes=track_changes))
 
 
 from ._installed import install, uninstall  # noqa: E402  (it needs the classes)

@@ -86,6 +86,7 @@ class Arguments:
     cpuadam_cores_perc: Optional[float] = None
     threads: int = 0
     zenflow: Union[None, ZenFlow, Dict[str, Any]] = None
+    track_changes: bool = False
 
     def check(self, process_group: Any) -> None:
         """Raises InvalidArgument for values that no step can use. Binds and starts nothing."""
@@ -95,7 +96,7 @@ class Arguments:
                 raise InvalidArgument(f"{name} is {getattr(self, name)!r}, but must be nearest or stochastic")
         if self.on_nonfinite not in ("apply", "skip", "zero"):
             raise InvalidArgument(f"on_nonfinite is {self.on_nonfinite!r}, but must be apply, skip or zero")
-        for name in ("overlap", "master", "offload"):
+        for name in ("overlap", "master", "offload", "track_changes"):
             if not isinstance(getattr(self, name), bool):
                 raise InvalidArgument(f"{name} is {getattr(self, name)!r}, but must be True or False")
         if self.max_norm is not None:

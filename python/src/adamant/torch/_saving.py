@@ -107,6 +107,8 @@ class Saving:
         if self._zenflow is not None:
             self._zenflow.forget(self.state.values())
         self._versions.clear()
+        if self._changes is not None:
+            self._changes.mark_all()
         self._forget()
         for post_hook in self._optimizer_load_state_dict_post_hooks.values():  # type: ignore[attr-defined]
             post_hook(self)

@@ -24,6 +24,7 @@ from ..executor import Executor, shared_executor
 from ..optimizer import add_squares
 from ._arguments import Arguments, check_group, check_param
 from ._backward import Backward, OpenStep
+from ._changes import ChangedWeights, Changes
 from ._saving import Saving
 from ._state import complete_state, count_tensor, settle_count
 
@@ -84,6 +85,7 @@ class Steps(Backward, Saving):
         self._mirrors: Dict[int, Tuple[Tensor, Tensor]] = {}
         # By the param's id: the versions at which its weights were equal to its master and its mirror.
         self._versions: Dict[int, Tuple[Any, ...]] = {}
+        self._changes = Changes() if self._arguments.track_changes else None
         zenflow = self._arguments.zenflow
         self._zenflow = ZenFlowSteps(zenflow) if zenflow is not None else None
         self._forget()
@@ -453,6 +455,39 @@ class Steps(Backward, Saving):
         such write. With zenflow, deferred updates that are not published are dropped from the weights.
         """
         self._versions.clear()
+        if self._changes is not None:
+            self._changes.mark_all()
         if self._zenflow is not None:
             with delayed_signals:
                 self._zenflow.take_weights(self)
+
+    def changed_weights(self, clear: bool = True) -> List[ChangedWeights]:
+        """Return the weights that have changed since the last call, for every param.
+
+        Weights that others write are among them: at the first call and after load_state_dict() or take_weights() all
+        weights, after a write that torch records all weights of the param. Weights may be listed that have changed back.
+        A step that is skipped or rolled back changes nothing. Requires `track_changes=True`.
+
+        Parameters
+        ----------
+        clear : bool, default True
+            The next call returns later changes only. False: it returns these, too.
+
+        Returns
+        -------
+        list of ChangedWeights
+            `param`, `name`, `indices` in the flattened whole param and `values`. A DTensor's are those of the local
+            shard. Indices ascend for params that are contiguous in memory.
+
+        Raises
+        ------
+        adamant.InvalidArgument
+            The optimizer does not track changes; or with overlap, a step has begun in backward() and cannot be rolled
+            back.
+        """
+        if self._changes is None:
+            raise InvalidArgument("cannot collect changed weights: the optimizer does not track them. Pass "
+                                  "track_changes=True")
+        self._settle("changed_weights() is called")
+        with delayed_signals:
+            return self._changes.collect(self, clear)

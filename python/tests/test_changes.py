@@ -1,0 +1,234 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Changed weights: a receiver that applies them has the bits of the sender, whatever happens between steps."""
+import copy
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import adamant  # noqa: E402
+from adamant.torch import AdamW  # noqa: E402
+from adamant.torch._changes import _origin, _whole_indices  # noqa: E402
+
+from optimizer_modes import MODES, Run, bits, values  # noqa: E402
+
+
+class Receiver:
+    """Copies of params, to which changed weights are applied."""
+
+    def __init__(self):
+        self.weights = {}
+
+    def apply(self, changes):
+        total = 0
+        for change in changes:
+            copied = self.weights.get(id(change.param))
+            if copied is None:
+                copied = self.weights[id(change.param)] = (torch.zeros(change.param.numel(), dtype=change.param.dtype),
+                                                           change.param)
+            assert bool((change.indices[1:] > change.indices[:-1]).all()) or not change.param.is_contiguous()
+            copied[0][change.indices.long()] = change.values
+            total += len(change.indices)
+        return total
+
+    def check(self, params):
+        for param in params:
+            assert bits(self.weights[id(param)][0]) == bits(param.detach().contiguous().reshape(-1))
+
+
+def tracking(mode):
+    run = Run(mode)
+    return Run(mode) if "track_changes" in run.options else _with_changes(run)
+
+
+def _with_changes(run):
+    groups = [{**group, "params": list(group["params"])} for group in run.optimizer.param_groups]
+    run.options = {**run.options, "track_changes": True}
+    run.optimizer = AdamW(groups, **run.options)
+    return run
+
+
+def written_without_grad(run):
+    with torch.no_grad():
+        run.params[0].add_(1)
+
+
+def state_loaded(run):
+    run.optimizer.flush()
+    run.optimizer.load_state_dict(copy.deepcopy(run.optimizer.state_dict()))
+
+
+def written_through_data(run):
+    if "zenflow" in run.options:
+        run.optimizer.flush()
+    run.params[1].data.mul_(3)
+    run.optimizer.take_weights()
+
+
+def master_written(run):
+    for state in run.optimizer.state.values():
+        if "master_param" in state and state["master_param"].dtype == torch.float32 and run.dtype != torch.float32:
+            state["master_param"].mul_(1.5)
+
+
+def group_added(run):
+    run.optimizer.add_param_group({"params": [run.new_param((7, 2))], "lr": 0.1})
+
+
+def params_exchanged(run):
+    first, second = (group["params"] for group in run.optimizer.param_groups[:2])
+    first[1], second[1] = second[1], first[1]
+
+
+ACTIONS = [written_without_grad, state_loaded, written_through_data, master_written, group_added, params_exchanged]
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("action", ACTIONS, ids=lambda action: action.__name__)
+def test_a_receiver_has_the_senders_bits(mode, action):
+    run, receiver = tracking(mode), Receiver()
+    assert receiver.apply(run.optimizer.changed_weights()) == sum(param.numel() for param in run.params)
+    receiver.check(run.params)
+    for step in range(6):
+        run.step()
+        if step == 3:
+            if action is written_without_grad and "zenflow" in run.options:
+                run.optimizer.flush()
+            action(run)
+        if step != 1:  # bits accumulate
+            receiver.apply(run.optimizer.changed_weights())
+            receiver.check(run.params)
+
+
+def test_only_changed_weights_are_returned():
+    param = torch.nn.Parameter(torch.linspace(0.5, 1, 100000).to(torch.bfloat16))
+    optimizer = AdamW([("w", param)], lr=1e-3, master=True, track_changes=True)
+    for step in range(5):
+        param.grad = values(step, param.shape, param.dtype)
+        optimizer.step()
+    optimizer.param_groups[0]["lr"] = 1e-5
+    [all_of_it] = optimizer.changed_weights()
+    assert (len(all_of_it.indices), all_of_it.name) == (100000, "group0.w")
+    for _ in range(3):
+        before = param.detach().clone()
+        param.grad = values(9, param.shape, param.dtype)
+        optimizer.step()
+        [kept] = optimizer.changed_weights(clear=False)
+        [change] = optimizer.changed_weights()
+        expected = (param.detach().view(torch.int16) != before.view(torch.int16)).nonzero().view(-1)
+        assert 0 < len(expected) < 10000
+        assert torch.equal(change.indices.long(), expected) and torch.equal(kept.indices, change.indices)
+        assert bits(change.values) == bits(param.detach()[expected])
+        [nothing] = optimizer.changed_weights()
+        assert len(nothing.indices) == len(nothing.values) == 0
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_a_skipped_or_abandoned_step_changes_nothing(overlap):
+    param = torch.nn.Parameter(torch.ones(5000))
+    optimizer = AdamW([param], lr=0.1, on_nonfinite="skip", overlap=overlap, track_changes=True)
+
+    def backward(value):
+        optimizer.zero_grad()
+        (param * value).sum().backward()
+    backward(1.0)
+    optimizer.step()
+    assert len(optimizer.changed_weights()[0].indices) == 5000
+    backward(float("inf"))
+    optimizer.step()
+    assert len(optimizer.changed_weights()[0].indices) == 0
+    backward(1.0)
+    optimizer.zero_grad()
+    assert len(optimizer.changed_weights()[0].indices) == 0
+
+
+@pytest.mark.parametrize("options", [{}, {"zenflow": {"topk_ratio": 0.5, "update_interval": 1, "overlap": False}}])
+def test_params_in_another_order_of_memory(options):
+    param = torch.nn.Parameter(values(1, (6, 8)).t())
+    optimizer = AdamW([param], lr=0.1, track_changes=True, **options)
+    receiver = Receiver()
+    for step in range(3):
+        receiver.apply(optimizer.changed_weights())
+        receiver.check([param])
+        param.grad = values(step + 2, (6, 8)).t() * (values(9, (6, 8)).t() > 0)
+        optimizer.step()
+    receiver.apply(optimizer.changed_weights())
+    receiver.check([param])
+
+
+def test_errors():
+    param = torch.nn.Parameter(torch.ones(3))
+    with pytest.raises(adamant.InvalidArgument, match="Pass track_changes=True"):
+        AdamW([param]).changed_weights()
+    with pytest.raises(adamant.InvalidArgument, match="track_changes is 1"):
+        AdamW([param], track_changes=1)
+
+
+class _Mesh:
+    def __init__(self, sizes, ranks):
+        self.sizes, self.ranks = sizes, ranks
+
+    def size(self, dimension):
+        return self.sizes[dimension]
+
+    def get_local_rank(self, dimension):
+        return self.ranks[dimension]
+
+
+class Shard:
+    def __init__(self, dim):
+        self.dim = dim
+
+    def is_replicate(self):
+        return False
+
+
+@pytest.mark.parametrize("placements", [[Shard(0)], [Shard(1)], [Shard(0), Shard(1)], [Shard(1), Shard(1)]])
+def test_shards_have_indices_of_the_whole_param(placements):
+    whole = torch.arange(7 * 9).view(7, 9)
+    seen = []
+    sizes = [2, 3][:len(placements)]
+    for first in range(sizes[0]):
+        for second in range(sizes[1] if len(sizes) > 1 else 1):
+            class Param:
+                shape, placements_of = whole.shape, placements
+            part = whole
+            for placement, size, rank in zip(placements, sizes, (first, second)):
+                each = -(-part.shape[placement.dim] // size)
+                part = part.narrow(placement.dim, min(each * rank, part.shape[placement.dim]),
+                                   max(0, min(each, part.shape[placement.dim] - each * rank)))
+            param = Param()
+            param.placements, param.device_mesh = placements, _Mesh(sizes, (first, second))
+            param.dim, param.numel = whole.dim, whole.numel
+            param.detach, param.to_local = lambda: param, lambda part=part: part.contiguous()
+            assert _origin(param, "w") == (int(part.min()) // 9, int(part.min()) % 9) if part.numel() else True
+            indices = torch.arange(part.numel(), dtype=torch.int32)
+            seen += _whole_indices(indices, param, "w", False).tolist()
+            assert _whole_indices(indices, param, "w", True).tolist() == part.reshape(-1).tolist()
+    assert sorted(seen) == list(range(63))
+
+
+def test_numpy_arrays():
+    n = 1000
+    param = np.linspace(0.5, 1, n, dtype=np.float32)
+    grad, exp_avg, exp_avg_sq = np.ones(n, np.float32), np.zeros(n, np.float32), np.zeros(n, np.float32)
+    weight = param.astype(np.float16)
+    changed = np.zeros(adamant.changed_words(n), np.uint64)
+    optimizer = adamant.Optimizer()
+    optimizer.add_group("all", lr=1e-4)
+    optimizer.add_shard(0, "w", param, grad, exp_avg, exp_avg_sq, weight, changed=changed)
+    for _ in range(3):
+        before = weight.copy()
+        optimizer.step()
+        expected = np.flatnonzero(weight.view(np.uint16) != before.view(np.uint16))
+        assert 0 < len(expected) < n and adamant.count_changed(changed, weight) == len(expected)
+        assert np.array_equal(np.flatnonzero(adamant.changed_mask(changed, weight)), expected)
+        indices, found = adamant.changed_weights(changed, weight, first_index=5, clear=True)
+        assert indices.dtype == np.uint32 and np.array_equal(indices - 5, expected)
+        assert found.dtype == np.float16 and np.array_equal(found, weight[expected])
+        assert adamant.count_changed(changed, weight) == 0
+    adamant.mark_changed(changed, weight, 3, 7)
+    assert adamant.changed_weights(changed, weight, first_index=2**40)[0].tolist() == [2**40 + i for i in range(3, 7)]
+    with pytest.raises(adamant.InvalidArgument, match="must have 16 of uint64"):
+        optimizer.add_shard(0, "v", param.copy(), grad, exp_avg.copy(), exp_avg_sq.copy(), changed=changed[:3])
