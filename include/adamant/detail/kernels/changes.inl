@@ -177,10 +177,8 @@ inline void collect_changes(std::uint64_t* words, std::size_t n, std::byte const
     changed_weights_out out = target;
     bit_buffer buffer;
     for (std::size_t w = 0; w < n; ++w) {
-        std::uint64_t const word = words[w];
-        if (word == 0)
-            continue;
-        append_bits(buffer, word, static_cast<std::uint32_t>(w * changed_word_elems));
+        // Words without bits are appended, too: whether a word has any is as hard to predict.
+        append_bits(buffer, words[w], static_cast<std::uint32_t>(w * changed_word_elems));
         if (clear)
             words[w] = 0;
         if (buffer.count >= bit_buffer::full)
