@@ -19,6 +19,9 @@
 #include "catch.hpp"
 #include "cuda_model.hpp"
 #include "forked.hpp"
+#if !defined(ADAMANT_GPU_RUNTIME)
+#include "../engine/slow_optimizer.hpp"
+#endif
 
 using namespace adamant;
 namespace arrays = adamant::shard_array;
@@ -1095,4 +1098,12 @@ TEST_CASE("cuda on host: pieces beside one another, of one kind, take one launch
     REQUIRE(r.difference() == "");
 }
 
+#endif
+
+#if !defined(ADAMANT_GPU_RUNTIME) // over the imitation: hybrid_cuda.cpp
+TEST_CASE("cuda: any run of an optimizer has the bits of the reference implementation applied the slow way")
+{
+    for (std::uint64_t seed = 600; seed < 600 + test::repeats(30); ++seed)
+        slow::run_random(seed, std::make_shared<cuda_device>(0));
+}
 #endif

@@ -220,7 +220,7 @@ private:
     }
 };
 
-// Compiled once, in optimizer.cpp, as it brings the kernels.
+// Compiled once, as it brings the kernels.
 std::size_t add(optimizer& to, tensor& t, std::string const& name, shard_place const& place = {});
 
 struct slow_result {
