@@ -1,11 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs every Python example. Ranks end with the same bits; a DeepSpeed job switches to adamant and back."""
+import hashlib
 import json
 import os
 import re
 import shutil
+import signal
+import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -35,7 +39,8 @@ def test_every_example_has_a_test():
         if path.name == "ctypes_loop.py":  # needs no package; the C library's tests run it
             continue
         assert f'"{path.name}"' in here, f"no test runs {path.name}"
-        assert len(path.read_text().splitlines()) < 80, path.name
+        lines = {"send_changed_weights.py": 200, "apply_delta.py": 41}.get(path.name, 80)
+        assert len(path.read_text().splitlines()) < lines, path.name
 
 
 def test_numpy_loop():
@@ -232,3 +237,135 @@ def test_deepspeed_keeps_the_moments_of_a_client_optimizer(stage, state_format, 
     assert {**first, **job(tmp_path, 10, "--resume", "step5")} == whole
     losses = [float(re.match(r"loss (\S+),", line)[1]) for line in whole.values()]
     assert len(losses) == 10 and losses[-1] < losses[0]
+
+
+# Changed weights. Killed processes are started again, and both end with the bits of a run that nothing disturbed.
+
+# Runs the script sys.argv[4]; the process kills itself at a call of a function: before it, after it, or within.
+KILLED = """
+import importlib, os, signal, sys
+name, when, count = sys.argv[1], sys.argv[2], int(sys.argv[3])
+sys.path.insert(0, os.path.dirname(sys.argv[4]))
+del sys.argv[:4]
+script = importlib.import_module("send_changed_weights")
+owner = script
+for part in name.split(".")[:-1]:
+    owner = getattr(owner, part)
+whole, calls = getattr(owner, name.split(".")[-1]), 0
+def killed(*arguments):
+    global calls
+    calls += 1
+    if calls == count and when == "within":  # a message of which only a part arrives
+        data = len(arguments[1]).to_bytes(8, "little") + arguments[1]
+        arguments[0].sendall(data[:len(data) // 2])
+    try:
+        return whole(*arguments) if calls < count or when == "after" else None
+    finally:
+        if calls >= count:
+            os.kill(os.getpid(), signal.SIGKILL)
+setattr(owner, name.split(".")[-1], killed)
+script.main()
+"""
+KILLS = {"trainer": [("Trainer.train", "after", 2), ("send", "within", 4), ("send", "after", 6), ("receive", "after", 22),
+                     ("os.replace", "before", 1), ("Trainer.save", "after", 2), ("digest", "before", 5)],
+         "receiver": [("receive", "after", 4), ("load", "after", 5), ("os.replace", "before", 4), ("os.replace", "after", 5),
+                      ("digest", "before", 3), ("Receiver.apply", "after", 6), ("send", "within", 4)]}
+
+
+class Pair:
+    """The trainer and the receiver of send_changed_weights.py. Killed processes are started again."""
+
+    def __init__(self, folder):
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            self._port = server.getsockname()[1]
+        self._folder, self.deaths = folder, {"trainer": 0, "receiver": 0}
+
+    def _start(self, role, kills):
+        script = str(examples / "send_changed_weights.py")
+        command = ["-c", KILLED, *map(str, kills.pop(0)), script] if kills else [script]
+        return subprocess.Popen([sys.executable, *command, "--folder", str(self._folder), "--port", str(self._port), "--role",
+                                 role], stdout=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+
+    def run(self, kills):
+        """Runs both until the trainer ends. Returns the digest that it prints."""
+        kills = {role: list(kills.get(role, ())) for role in self.deaths}
+        running = {role: self._start(role, kills[role]) for role in self.deaths}
+        until = time.monotonic() + 300
+        try:
+            while running["trainer"].poll() != 0:
+                assert time.monotonic() < until
+                for role, process in running.items():
+                    if process.poll() is not None:
+                        assert process.returncode == -signal.SIGKILL
+                        self.deaths[role] += 1
+                        process.communicate()
+                        if role == "receiver" and self.deaths[role] % 3 == 0:  # a new receiver asks for all weights
+                            (self._folder / "weights.safetensors").unlink()
+                        running[role] = self._start(role, kills[role])
+                time.sleep(0.01)
+            return re.search("^weights (.*)", running.pop("trainer").communicate()[0], re.M)[1]
+        finally:
+            for process in running.values():
+                process.kill()
+                process.communicate()
+
+    def received(self):
+        """The digest of the weights that the receiver has stored."""
+        load_file = pytest.importorskip("safetensors.torch").load_file
+        import torch
+        weights = load_file(self._folder / "weights.safetensors")
+        data = b"".join(weights[name].view(torch.uint8).numpy() for name in sorted(weights))
+        return hashlib.sha256(data).hexdigest()[:16]
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    pytest.importorskip("torch"), pytest.importorskip("safetensors")
+    folder = tmp_path_factory.mktemp("send")
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    out = run("send_changed_weights.py", "--folder", str(folder), "--port", str(port))
+    assert [int(number) for number in re.findall(r"(\d+) (?:skipped|discarded|deltas|with all)", out)] == [8, 11, 51, 1]
+    assert int(re.search(r"(\d+) rolled back", out)[1]) > 0 and int(re.search(r"(\d+) bytes", out)[1]) < 51 * 165e3 / 4
+    weights = re.search("^weights (.*)", out, re.M)[1]
+    assert Pair(folder).received() == weights
+    return weights
+
+
+def test_killed_processes_end_with_equal_weights(undisturbed, tmp_path):
+    pair = Pair(tmp_path)
+    assert pair.run(KILLS) == pair.received() == undisturbed
+    assert pair.deaths == {role: len(kills) for role, kills in KILLS.items()}
+    (tmp_path / "weights.safetensors").unlink()  # a new receiver, and a trainer that has no step left
+    assert pair.run({}) == pair.received() == undisturbed
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+@pytest.mark.parametrize("shard", [False, True])
+def test_a_delta_is_applied_by_numpy_alone(dtype, shard, tmp_path):
+    torch, file = pytest.importorskip("torch"), pytest.importorskip("safetensors.torch")
+    weights = {name: torch.randn(size).to(getattr(torch, dtype)) for name, size in (("a", (30, 7)), ("b", 5), ("c", 11))}
+    indices, first = torch.tensor([0, 3, 100], dtype=torch.int32), 109 if shard else 0
+    values = torch.tensor([1.5, float("nan"), -0.0]).to(weights["a"].dtype)
+    delta = {"a.indices": indices, "a.values": values, "b.values": torch.ones(5).to(values.dtype)}
+    metadata = {"format": "changed_weights", "version": "r-2", "base": "r-1", "elements": '{"a": 210, "b": 5, "c": 11}',
+                **({"first_index": f'{{"a": {first}}}'} if shard else {})}
+    paths = [str(tmp_path / name) for name in ("weights", "delta", "other")]
+    file.save_file(weights, paths[0], {"version": "r-1", "kept": "yes"})
+    file.save_file(delta, paths[1], metadata)
+    run("apply_delta.py", *paths[:2], env={key: text for key, text in os.environ.items() if key != "PYTHONPATH"})
+    weights["a"].view(-1)[indices + first] = values
+    weights["b"].fill_(1)
+    with pytest.importorskip("safetensors").safe_open(paths[0], "pt") as found:
+        assert found.metadata() == {"version": "r-2", "kept": "yes"} and set(found.keys()) == set(weights)
+        for name, expected in weights.items():
+            actual = found.get_tensor(name)
+            assert actual.shape == expected.shape and actual.dtype == expected.dtype
+            assert torch.equal(actual.view(torch.uint8), expected.view(torch.uint8))
+    before = Path(paths[0]).read_bytes()
+    with pytest.raises(AssertionError, match="its base is r-1, but the weights are r-2"):
+        run("apply_delta.py", *paths[:2])
+    assert Path(paths[0]).read_bytes() == before
+    del metadata["base"]
+    file.save_file({**delta, "c.values": torch.zeros(11).to(values.dtype)}, paths[1], metadata)  # applies to any version
+    run("apply_delta.py", *paths[:2])

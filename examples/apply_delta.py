@@ -1,0 +1,40 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Applies a delta to a safetensors file of weights, with NumPy alone. Run: python apply_delta.py WEIGHTS DELTA
+
+docs/changed_weights.md describes deltas. The weights file is replaced when all of it is written.
+"""
+import json
+import os
+import sys
+import numpy
+BITS = {"BF16": "<u2", "F16": "<u2", "F32": "<u4", "U32": "<u4", "U64": "<u8", "I32": "<i4", "I64": "<i8"}
+
+
+def read(path):
+    with open(path, "rb") as file:
+        header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
+        data = bytearray(file.read())  # arrays are views of it
+    arrays = {name: numpy.frombuffer(memoryview(data)[slice(*entry["data_offsets"])], BITS[entry["dtype"]])
+              for name, entry in header.items() if name != "__metadata__"}
+    return header, header.setdefault("__metadata__", {}), arrays, data
+
+
+weights_path, delta_path = sys.argv[1:]
+header, metadata, weights, data = read(weights_path)
+delta_header, change, delta, _ = read(delta_path)
+if change["format"] != "changed_weights" or change.get("base", metadata.get("version")) != metadata.get("version"):
+    sys.exit(f"cannot apply {delta_path}: its base is {change.get('base')}, but the weights are {metadata.get('version')}. "
+             "Get a delta without a base.")
+first_index = json.loads(change.get("first_index", "{}"))
+for name, elements in json.loads(change["elements"]).items():
+    if f"{name}.values" in delta:
+        assert weights[name].size == elements and delta_header[f"{name}.values"]["dtype"] == header[name]["dtype"], name
+        indices = delta.get(f"{name}.indices", numpy.arange(elements)).astype("i8") + first_index.get(name, 0)
+        weights[name][indices] = delta[f"{name}.values"]
+metadata["version"] = change["version"]
+text = json.dumps(header).encode()
+text += b" " * (-len(text) % 8)
+with open(f"{weights_path}.new", "wb") as file:
+    file.write(len(text).to_bytes(8, "little") + text + data)
+os.replace(f"{weights_path}.new", weights_path)
