@@ -5,7 +5,7 @@
 Run: python send_changed_weights.py --folder runs/send, or each process by itself with --role. Either may be killed at
 any point and started again: the trainer resumes from its checkpoint, the receiver from its file of weights.
 The trainer clips gradients, skips steps with infinities, and discards batches. Its steps begin in backward(), so
-that rolls back steps which have begun. docs/changed_weights.md describes deltas.
+discarding a batch rolls back a step that has begun. docs/changed_weights.md describes deltas.
 """
 import argparse
 import contextlib

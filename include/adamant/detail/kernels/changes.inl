@@ -53,10 +53,11 @@ ADAMANT_SIMD std::uint64_t word_of_changes(std::byte const* before, std::byte co
         return simd::template differing<T>(before, after);
     } else {
         alignas(64) std::byte rounded[2][changed_word_elems * sizeof(T)];
-        bool const is_plain = round_word_quickly<T>(before, rounded[0], native_bfloat16) &
-                              round_word_quickly<T>(after, rounded[1], native_bfloat16);
+        bool const was_plain = round_word_quickly<T>(before, rounded[0], native_bfloat16);
+        bool const is_plain = round_word_quickly<T>(after, rounded[1], native_bfloat16);
         std::uint64_t const quick = simd::template differing<std::uint16_t>(rounded[0], rounded[1]);
-        if (is_plain && (quick & simd::outside(rounded[1], plain_words<T>::low, plain_words<T>::high)) == 0) [[likely]]
+        if (was_plain && is_plain &&
+            (quick & simd::outside(rounded[1], plain_words<T>::low, plain_words<T>::high)) == 0) [[likely]]
             return quick;
         round_word_carefully<T>(before, rounded[0]);
         round_word_carefully<T>(after, rounded[1]);
