@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs every Python example. Ranks end with the same bits; a DeepSpeed job switches to adamant and back."""
+import contextlib
 import hashlib
 import json
 import os
+import random
 import re
 import shutil
 import signal
@@ -272,13 +274,19 @@ KILLS = {"trainer": [("Trainer.train", "after", 2), ("send", "within", 4), ("sen
                       ("digest", "before", 3), ("Receiver.apply", "after", 6), ("send", "within", 4)]}
 
 
+def free_port():
+    """A port that no outgoing connection gets: a trainer that waits for its receiver could connect to itself."""
+    while True:
+        port = random.randrange(20000, 32000)
+        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            return port
+
+
 class Pair:
     """The trainer and the receiver of send_changed_weights.py. Killed processes are started again."""
 
     def __init__(self, folder):
-        with socket.create_server(("127.0.0.1", 0)) as server:
-            self._port = server.getsockname()[1]
-        self._folder, self.deaths = folder, {"trainer": 0, "receiver": 0}
+        self._folder, self._port, self.deaths = folder, free_port(), {"trainer": 0, "receiver": 0}
 
     def _start(self, role, kills):
         script = str(examples / "send_changed_weights.py")
@@ -322,9 +330,7 @@ class Pair:
 def undisturbed(tmp_path_factory):
     pytest.importorskip("torch"), pytest.importorskip("safetensors")
     folder = tmp_path_factory.mktemp("send")
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
-    out = run("send_changed_weights.py", "--folder", str(folder), "--port", str(port))
+    out = run("send_changed_weights.py", "--folder", str(folder), "--port", str(free_port()))
     assert [int(number) for number in re.findall(r"(\d+) (?:skipped|discarded|deltas|with all)", out)] == [8, 11, 51, 1]
     assert int(re.search(r"(\d+) rolled back", out)[1]) > 0 and int(re.search(r"(\d+) bytes", out)[1]) < 51 * 165e3 / 4
     weights = re.search("^weights (.*)", out, re.M)[1]
