@@ -298,7 +298,7 @@ TEST_CASE("changed weights are collected with their indices and values, and clea
 {
     test::random_bits random(5);
     static std::vector<shard_format const*> const formats = formats_to_track();
-    for (int round = 0; round < 60; ++round) {
+    for (std::size_t round = 0; round < 60; ++round) {
         std::size_t const n = round % 10 == 0 ? 300000 + random.below(300000) : random.below(2000);
         tracked_arrays arrays(*formats[random.below(formats.size())], n, test::values::ordinary, random);
         std::size_t const share = random.below(4); // none, one of 128, half, all
