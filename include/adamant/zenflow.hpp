@@ -277,6 +277,8 @@ public:
 
     /// Sets row-major arrays in the device's memory: `grad`, where the param's gradient is made, and `weight_out`,
     /// where its weights are needed. Params of any type need both, vectors too. Call it for every param before place().
+    /// If changed weights are tracked, a device that shares host memory needs weights that are not the param's own:
+    /// place() throws otherwise.
     void set_device_arrays(shard_id param, device_arrays const& arrays);
     /// From the next step on, the device updates selected columns and vectors. Until the next selection, it holds the
     /// only current copy of their masters and moments. A null device moves them back. The bits are the same. The device
@@ -291,8 +293,8 @@ public:
     /// the new ones.) If only publishing weights failed, the error says that the step was taken, and the next call
     /// publishes them first. If the device does not come back, the error asks for a load().
     ///
-    /// @throws invalid_argument if a param has no arrays there, or the device has params of another optimizer;
-    /// unavailable and device_error if it lacks memory or fails, with nothing moved
+    /// @throws invalid_argument if a param has no arrays there or, with tracked changes, its own weights, or if the device
+    /// has params of another optimizer; unavailable and device_error if it lacks memory or fails, with nothing moved
     void place(std::shared_ptr<device> on);
 
     // ---- State

@@ -510,13 +510,13 @@ public:
         shard_dtypes const types = types_of_state(format, dtype::bfloat16, dtype::bfloat16).value();
         for (std::size_t r = 0; r < ranks; ++r) {
             rank& own = *ranks_.emplace_back(std::make_unique<rank>());
-            zenflow_options zenflow{.topk_ratio = 0.25, .select_interval = 6, .update_interval = 3};
+            zenflow_options deferral{.topk_ratio = 0.25, .select_interval = 6, .update_interval = 3};
             optimizer_options options;
             if (ranks > 1) {
                 options.reduce = [this](auto words) { reduce_(words, column_reduction::sum); };
-                zenflow.reduce_columns = [this](auto numbers, column_reduction how) { reduce_(numbers, how); };
+                deferral.reduce_columns = [this](auto numbers, column_reduction how) { reduce_(numbers, how); };
             }
-            own.by.emplace(executor({.threads = 1}), zenflow, options);
+            own.by.emplace(executor({.threads = 1}), deferral, options);
             group_id const all = own.by->add_group("all", adamw({.lr = 1e-2, .weight_decay = 0.1}));
             for (model_param const& p : model_params) {
                 std::size_t const width = std::max<std::size_t>(1, p.columns);

@@ -612,6 +612,23 @@ TEST_CASE("zenflow: with a device the bits are the same (more of them)", "[once]
     random_runs_with_a_device(308, 308 + test::repeats(10));
 }
 
+TEST_CASE("zenflow: weights that a device shares with the host cannot be tracked in place", "[both]")
+{
+    run_options of;
+    of.zenflow = {.topk_ratio = 0.5, .select_interval = 2, .update_interval = 1};
+    tester all(of, 1, 1);
+    rank_run& rank = *all.ranks[0];
+    auto const on = std::make_shared<emulated_device>(emulation_options{.shares_host_memory = true});
+    for (std::size_t i = 0; i < rank.arrays.size(); ++i) {
+        test::zenflow_arrays& a = *rank.arrays[i];
+        auto const shared = [](std::byte const* data) { return device_ptr{reinterpret_cast<std::uintptr_t>(data)}; };
+        rank.by->set_device_arrays(
+            i, {shared(a.of[1]->data()), shared(a.is_vector ? a.source().data() : a.weights.data())});
+    }
+    CHECK(mentions(refusal<invalid_argument>([&] { rank.by->place(on); }),
+                   {"cannot place param", "do not track changes"}));
+}
+
 TEST_CASE("zenflow: ranks with a device each, killed and resumed", "[both]")
 {
     for (std::uint64_t seed = 400; seed < 406; ++seed) {

@@ -87,7 +87,7 @@ public:
             r.list = *all[i].list;
             r.first_step = steps;
             steps += all[i].steps;
-            r.in_place = can_share(i);
+            r.in_place = can_share(i) && !is_tracked(i, r.list);
             r.pitch = r.in_place
                           ? rows(i)
                           : (rows(i) + quantized_group_elems - 1) / quantized_group_elems * quantized_group_elems;
@@ -346,9 +346,10 @@ private:
         return copy;
     }
     // If changed weights are tracked, the weights in host memory are always those on the device, and are compared.
-    [[nodiscard]] bool is_tracked(std::size_t i) const noexcept
+    [[nodiscard]] bool is_tracked(std::size_t i) const noexcept { return is_tracked(i, residents_[i].list); }
+    [[nodiscard]] bool is_tracked(std::size_t i, std::vector<std::uint32_t> const& list) const noexcept
     {
-        return matrices_[i].shard().changed() != nullptr && rows(i) != 0 && !residents_[i].list.empty();
+        return matrices_[i].shard().changed() != nullptr && rows(i) != 0 && !list.empty();
     }
     void download_weights(std::size_t i)
     {

@@ -273,6 +273,17 @@ ADAMANT_DECL void zenflow_optimizer::place(std::shared_ptr<device> target)
                 detail::throw_invalid_argument({"cannot place param ", core_->model.registry.text(i),
                                                 ": it has no arrays on the device. Call set_device_arrays() before "
                                                 "place()."});
+        for (std::size_t i = 0; i < params() && target->shares_host_memory(); ++i) {
+            detail::zenflow_matrix const& m = core_->model.matrices[i];
+            std::byte const* const host = m.columns() == 0 ? m.shard().data(m.weights_source()) : m.weights();
+            if (m.shard().changed() != nullptr &&
+                core_->arrays_on_device[i].weight_out.address == reinterpret_cast<std::uintptr_t>(host))
+                detail::throw_invalid_argument(
+                    {"cannot place param ", core_->model.registry.text(i),
+                     ": the device would write its weights over those that tracking compares "
+                     "them with. Give set_device_arrays() other weights, or do not track "
+                     "changes."});
+        }
     }
     core_->background.copy_to_host();
     core_->background.detach_device();
