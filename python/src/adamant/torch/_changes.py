@@ -125,8 +125,12 @@ class Changes:
             self.mark_written(param, state)
             indices, values = self._collect(param, optimizer._executor())
             name = optimizer._name(param)
-            found.append(ChangedWeights(param, name, _whole_indices(indices, param, name, id(param) in self._by_rows),
-                                        values))
+            by_rows = id(param) in self._by_rows
+            indices = _whole_indices(indices, param, name, by_rows)
+            if not by_rows and not local(param.detach()).is_contiguous():
+                indices, order = indices.sort()
+                values = values[order]
+            found.append(ChangedWeights(param, name, indices, values))
             cleared.append((param, state))
         for param, state in cleared if clear else ():
             self.bits(param, id(param) in self._by_rows).zero_()
