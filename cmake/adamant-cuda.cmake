@@ -1,20 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Whether our own programs for GPUs are built: enables the language where it is there. A program that uses the CUDA backend
 # needs nothing of this: it includes adamant/cuda.cuh in a .cu file.
-set(ADAMANT_CUDA AUTO CACHE STRING "Build our own programs for GPUs with nvcc: AUTO (where there is one), ON or OFF")
-set_property(CACHE ADAMANT_CUDA PROPERTY STRINGS AUTO ON OFF)
-if(NOT ADAMANT_CUDA MATCHES "^(AUTO|ON|OFF)$")
-    message(FATAL_ERROR "ADAMANT_CUDA is '${ADAMANT_CUDA}', but must be AUTO, ON or OFF")
-endif()
-
-if(ADAMANT_SANITIZE OR ADAMANT_SECOND_COMPILER OR CMAKE_CROSSCOMPILING)
-    if(ADAMANT_CUDA STREQUAL "ON")
-        message(FATAL_ERROR "ADAMANT_CUDA is ON, but builds with sanitizers, of a second compiler and for another machine leave "
-                            "nvcc out; set it to AUTO there")
-    endif()
-    return()
-endif()
-if(ADAMANT_CUDA STREQUAL "OFF")
+adamant_gpu_option(ADAMANT_CUDA nvcc "Build our own programs for GPUs with nvcc: AUTO (where there is one), ON or OFF")
+if(NOT ADAMANT_CUDA_wanted)
     return()
 endif()
 include(CheckLanguage)

@@ -1,21 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # Whether our own programs for AMD's GPUs are built: looks for hipcc. CMake's language HIP is not used, because CMake 3.25 does
 # not find Debian's HIP. A program that uses the backend needs nothing of this: it includes adamant/cuda.cuh in a .hip file.
-set(ADAMANT_HIP AUTO CACHE STRING "Build our own programs for AMD's GPUs with hipcc: AUTO (tests, where there is one), ON or OFF")
-set_property(CACHE ADAMANT_HIP PROPERTY STRINGS AUTO ON OFF)
-if(NOT ADAMANT_HIP MATCHES "^(AUTO|ON|OFF)$")
-    message(FATAL_ERROR "ADAMANT_HIP is '${ADAMANT_HIP}', but must be AUTO, ON or OFF")
-endif()
-
+adamant_gpu_option(ADAMANT_HIP hipcc
+                   "Build our own programs for AMD's GPUs with hipcc: AUTO (tests, where there is one), ON or OFF")
 set(adamant_hip FALSE)
-if(ADAMANT_SANITIZE OR ADAMANT_SECOND_COMPILER OR CMAKE_CROSSCOMPILING)
-    if(ADAMANT_HIP STREQUAL "ON")
-        message(FATAL_ERROR "ADAMANT_HIP is ON, but builds with sanitizers, of a second compiler and for another machine leave "
-                            "hipcc out; set it to AUTO there")
-    endif()
-    return()
-endif()
-if(ADAMANT_HIP STREQUAL "OFF")
+if(NOT ADAMANT_HIP_wanted)
     return()
 endif()
 find_program(ADAMANT_HIPCC hipcc HINTS ENV ROCM_PATH PATHS /opt/rocm PATH_SUFFIXES bin)

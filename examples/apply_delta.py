@@ -23,15 +23,15 @@ def read(path):
 weights_path, delta_path = sys.argv[1:]
 header, metadata, weights, data = read(weights_path)
 delta_header, change, delta, _ = read(delta_path)
-if change["format"] != "changed_weights" or change.get("base", metadata.get("version")) != metadata.get("version"):
-    sys.exit(f"cannot apply {delta_path}: its base is {change.get('base')}, but the weights are {metadata.get('version')}. "
-             "Get a delta without a base.")
+if change.get("format") != "changed_weights" or change.get("base", metadata.get("version")) != metadata.get("version"):
+    sys.exit(f"cannot apply a delta of {change.get('base')} to {metadata.get('version')}. Get one without a base.")
 first_index = json.loads(change.get("first_index", "{}"))
 for name, elements in json.loads(change["elements"]).items():
-    if f"{name}.values" in delta:
-        assert weights[name].size == elements and delta_header[f"{name}.values"]["dtype"] == header[name]["dtype"], name
+    if (values := delta.get(f"{name}.values")) is not None:
         indices = delta.get(f"{name}.indices", numpy.arange(elements)).astype("i8") + first_index.get(name, 0)
-        weights[name][indices] = delta[f"{name}.values"]
+        assert weights[name].size == elements and delta_header[f"{name}.values"]["dtype"] == header[name]["dtype"], name
+        assert indices.size == values.size and (indices >= 0).all(), f"the indices of {name} are not those of its values"
+        weights[name][indices] = values
 metadata["version"] = change["version"]
 text = json.dumps(header).encode()
 text += b" " * (-len(text) % 8)

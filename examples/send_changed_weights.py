@@ -3,9 +3,8 @@
 """Trains a bfloat16 model and sends the weights that change to an inference process, which answers with their digest.
 
 Run: python send_changed_weights.py --folder runs/send, or each process by itself with --role. Either may be killed at
-any point and started again: the trainer resumes from its checkpoint, the receiver from its file of weights.
-The trainer clips gradients, skips steps with infinities, and discards batches. Its steps begin in backward(), so
-discarding a batch rolls back a step that has begun. docs/changed_weights.md describes deltas.
+any point and started again: the trainer resumes from its checkpoint, the receiver from its file of weights. The trainer
+clips gradients, skips steps with infinities, and discards batches. docs/changed_weights.md describes deltas.
 """
 import argparse
 import contextlib
@@ -103,9 +102,9 @@ class Receiver:
 
 
 class Trainer:
-    def __init__(self, folder, port):
+    def __init__(self, folder, port, receiver=None):
         self.path, self.address, self.connection = folder / "checkpoint.pt", ("127.0.0.1", port), None
-        self.model = new_model()
+        self.receiver, self.model = receiver, new_model()  # the receiver's process, if this one has started it
         self.optimizer = AdamW(self.model.named_parameters(), lr=2e-6, max_norm=10.0, on_nonfinite="skip", master=True,
                                overlap=True, track_changes=True)
         # Versions are those of this process: after a restart, the same steps need not give the same bits.
@@ -134,14 +133,13 @@ class Trainer:
             self.optimizer.step()
             self.counts["rolled back"] += self.optimizer.last_report.rolled_back
             self.counts["skipped"] += self.optimizer.last_report.has_first_nonfinite
-        self.optimizer.zero_grad()  # rolls back a step that has begun and is not completed
+        self.optimizer.zero_grad()  # rolls back a step that has begun in backward() and is not completed
 
     def sync(self):
         """Sends what has changed and returns when the receiver has it.
 
-        The bits are cleared before the receiver has the weights, yet no change is lost: no step comes before its answer;
-        without the base it asks for all weights; and once this process is killed, all weights count as changed.
-        """
+        The bits are cleared before that, yet no change is lost: no step comes before the receiver's answer; without the
+        base it asks for all weights; after a restart of this process all weights count as changed."""
         version = f"{self.run}-{self.step}"
         delta = new_delta({change.name.removeprefix("group0."): (change.indices, change.values, change.param.numel())
                            for change in self.optimizer.changed_weights()}, version, self.version)
@@ -151,6 +149,8 @@ class Trainer:
                 send(self.connection, delta)
                 answer = json.loads(receive(self.connection))
             except ConnectionError:  # the receiver has ended, or has not begun
+                if self.receiver is not None and self.receiver.poll() is not None:
+                    sys.exit("cannot send weights: the receiver has ended. See its error above")
                 self.connection = None
                 time.sleep(0.02)
                 continue
@@ -190,7 +190,7 @@ def main():
         return Trainer(asked.folder, asked.port).run_all()
     receiver = subprocess.Popen([sys.executable, __file__, *sys.argv[1:], "--role", "receiver"])
     try:
-        Trainer(asked.folder, asked.port).run_all()
+        Trainer(asked.folder, asked.port, receiver).run_all()
     finally:
         receiver.terminate()
 

@@ -257,7 +257,7 @@ whole, calls = getattr(owner, name.split(".")[-1]), 0
 def killed(*arguments):
     global calls
     calls += 1
-    if calls == count and when == "within":  # a message of which only a part arrives
+    if calls == count and when == "within":  # half of the message arrives
         data = len(arguments[1]).to_bytes(8, "little") + arguments[1]
         arguments[0].sendall(data[:len(data) // 2])
     try:

@@ -89,6 +89,16 @@ inline adamant_shard shard()
 {
     return initialised(adamant_shard_init);
 }
+inline adamant_shard shard(std::size_t elements, void* param, void* grad, void* exp_avg, void* exp_avg_sq)
+{
+    adamant_shard s = shard();
+    s.elements = elements;
+    s.param = param;
+    s.grad = grad;
+    s.exp_avg = exp_avg;
+    s.exp_avg_sq = exp_avg_sq;
+    return s;
+}
 inline adamant_step_values step_values()
 {
     return initialised(adamant_step_values_init);

@@ -19,12 +19,7 @@ TEST_CASE("C: changed weights are marked, counted, collected and cleared")
         grad[i] = static_cast<float>(i % 3) - 1;
     }
     std::vector<std::uint64_t> bits((n + 63) / 64);
-    adamant_shard s = shard();
-    s.elements = n;
-    s.param = param.data();
-    s.grad = grad.data();
-    s.exp_avg = exp_avg.data();
-    s.exp_avg_sq = exp_avg_sq.data();
+    adamant_shard s = shard(n, param.data(), grad.data(), exp_avg.data(), exp_avg_sq.data());
     s.weight_out = weight.data();
     s.weight_out_dtype = ADAMANT_BFLOAT16;
     s.changed = bits.data();

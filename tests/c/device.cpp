@@ -90,7 +90,7 @@ TEST_CASE("C: a device has the bits of the CPU, wherever the cut")
         CHECK((before - left >= bytes && before - left < bytes + 1024)); // each allocation is rounded up
         CHECK((bytes == 0) == (ratio == 1.0));
         CHECK((ratio == 1.0 ? shared_bytes == 0 : shared_bytes < bytes)); // records only
-        on.reset(); // the optimizer keeps it
+        on.reset();                                                       // the optimizer keeps it
         adamant_report r = report();
         for (std::uint64_t step = 1; step <= 3; ++step) {
             m.new_gradients(step);

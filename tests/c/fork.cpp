@@ -103,12 +103,7 @@ TEST_CASE("C: a process that is forked in an open step of zenflow")
     adamant_hyperparameters const h = hyperparameters();
     ok(adamant_zenflow_add_group(made, "all", &h, 0, nullptr));
     float arrays[4] = {1, 1, 0, 0};
-    adamant_shard v = shard();
-    v.elements = 1;
-    v.param = arrays;
-    v.grad = arrays + 1;
-    v.exp_avg = arrays + 2;
-    v.exp_avg_sq = arrays + 3;
+    adamant_shard v = shard(1, arrays, arrays + 1, arrays + 2, arrays + 3);
     ok(adamant_zenflow_add_param(made, 0, "vector", &v, 0, nullptr, nullptr));
     ok(adamant_zenflow_begin_step(made, nullptr));
     adamant_zenflow_position at = initialised(adamant_zenflow_position_init);

@@ -47,12 +47,8 @@ struct tensor_list {
         items.clear();
         for (std::size_t i = 0; i < tensors.size(); ++i) {
             tensor& t = tensors[i];
-            adamant_shard s = shard();
-            s.elements = t.param.size();
-            s.param = t.param.data();
-            s.grad = t.grad.data();
-            s.exp_avg = t.exp_avg.data();
-            s.exp_avg_sq = t.exp_avg_sq.data();
+            adamant_shard s =
+                shard(t.param.size(), t.param.data(), t.grad.data(), t.exp_avg.data(), t.exp_avg_sq.data());
             s.rounding_stream = i;
             if (i % 3 == 1) {
                 s.grad = t.short_grad.data();

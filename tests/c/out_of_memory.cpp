@@ -71,13 +71,7 @@ static std::size_t live_with_failures(long n, folder const& dir, std::uint64_t& 
     with_failure([&] { return adamant_add_group(made, "one that goes again", &h, 0, nullptr); });
     with_failure([&] { return adamant_remove_group(made, 1); });
     auto const shard_of = [](float* arrays) { // one element of param, grad, exp_avg and exp_avg_sq each
-        adamant_shard all = shard();
-        all.elements = 1;
-        all.param = arrays;
-        all.grad = arrays + 1;
-        all.exp_avg = arrays + 2;
-        all.exp_avg_sq = arrays + 3;
-        return all;
+        return shard(1, arrays, arrays + 1, arrays + 2, arrays + 3);
     };
     float arrays[4] = {};
     adamant_shard const removed = shard_of(arrays);

@@ -204,12 +204,7 @@ TEST_CASE("C: every tensor of the state is read, including split masters and 8-b
     for (int i = 0; i < 2; ++i)
         for (std::size_t at = 0; at < 4 * 68; ++at)
             moments[i].push_back(static_cast<unsigned char>(at + static_cast<std::size_t>(i)));
-    adamant_shard s = shard();
-    s.elements = n;
-    s.param = low.data();
-    s.grad = grad.data();
-    s.exp_avg = moments[0].data();
-    s.exp_avg_sq = moments[1].data();
+    adamant_shard s = shard(n, low.data(), grad.data(), moments[0].data(), moments[1].data());
     s.weight_out = weight.data();
     s.param_dtype = ADAMANT_SPLIT_FLOAT32;
     s.exp_avg_dtype = s.exp_avg_sq_dtype = ADAMANT_QUANTIZED8;

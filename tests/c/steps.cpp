@@ -198,12 +198,7 @@ TEST_CASE("C: a step without an optimizer has an optimizer's bits, and so has th
         grad[i] = test::value_of(test::values::ordinary, random, -8, -2);
     }
     std::vector<float> same_param = param, same_avg = exp_avg, same_sq = exp_avg_sq;
-    adamant_shard s = shard();
-    s.elements = n;
-    s.param = param.data();
-    s.grad = grad.data();
-    s.exp_avg = exp_avg.data();
-    s.exp_avg_sq = exp_avg_sq.data();
+    adamant_shard s = shard(n, param.data(), grad.data(), exp_avg.data(), exp_avg_sq.data());
     adamant_hyperparameters h = hyperparameters();
     h.weight_decay = 0.1;
     h.decay = ADAMANT_DECAY_DECOUPLED;

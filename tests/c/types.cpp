@@ -36,12 +36,7 @@ TEST_CASE("C: every combination of types has the bits of its kernel, and no othe
         optimizer const o(made);
         adamant_hyperparameters const h = hyperparameters();
         ok(adamant_add_group(made, "g", &h, 0, nullptr));
-        adamant_shard s = shard();
-        s.elements = n;
-        s.param = arrays[0].data();
-        s.grad = arrays[1].data();
-        s.exp_avg = arrays[2].data();
-        s.exp_avg_sq = arrays[3].data();
+        adamant_shard s = shard(n, arrays[0].data(), arrays[1].data(), arrays[2].data(), arrays[3].data());
         s.weight_out = arrays[4].data();
         s.param_dtype = static_cast<adamant_dtype>(types[0]);
         s.grad_dtype = static_cast<adamant_dtype>(types[1]);

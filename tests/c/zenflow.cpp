@@ -66,12 +66,8 @@ zenflow make(arrays& a, adamant_zenflow_options const& z, adamant_optimizer_opti
     ok(adamant_zenflow_add_group(made, "all", &h, 0, nullptr));
     adamant_shard const matrix = describe(a);
     ok(adamant_zenflow_add_param(made, 0, "matrix", &matrix, arrays::columns, a.weights.data(), nullptr));
-    adamant_shard v = shard();
-    v.elements = arrays::length;
-    v.param = a.vector.data();
-    v.grad = a.vector_grad.data();
-    v.exp_avg = a.vector_m.data();
-    v.exp_avg_sq = a.vector_v.data();
+    adamant_shard v =
+        shard(arrays::length, a.vector.data(), a.vector_grad.data(), a.vector_m.data(), a.vector_v.data());
     std::size_t number = 0;
     ok(adamant_zenflow_add_param(made, 0, "vector", &v, 0, nullptr, &number));
     REQUIRE(number == 1);

@@ -343,6 +343,11 @@ TEST_CASE("changed weights: ranges are marked, and errors say what is wrong", "[
     CHECK(mentions(
         refusal([&] { changed_weights(cpu, view, std::span(indices), nullptr, {.first_index = 0xffffff00u}); }),
         "Use 64-bit indices"));
+    // Words that are never read, so their memory is not used.
+    std::size_t const many = (std::size_t{1} << 32) + 1;
+    std::unique_ptr<std::uint64_t[]> const untouched(new std::uint64_t[changed_words(many)]);
+    tracked_weights const large({untouched.get(), changed_words(many)}, many, nullptr, dtype::bfloat16);
+    CHECK(mentions(refusal([&] { changed_weights(cpu, large, std::span(indices), nullptr); }), "Use 64-bit indices"));
 }
 
 TEST_CASE("changed weights: an abandoned step leaves the bits, and a loaded state marks all", "[both]")

@@ -244,8 +244,10 @@ public:
         static_assert(shard_array::grad * sizeof(void*) < sizeof(piece::arrays));
         pieces_[number].arrays[shard_array::grad] = grad;
         std::size_t const offset = number * sizeof(piece) + offsetof(piece, arrays) + shard_array::grad * sizeof(void*);
+        // Copied from the member: a device that shares memory may read it after the call returns.
+        std::uint64_t const& address = pieces_[number].arrays[shard_array::grad].address;
+        static_assert(sizeof address == sizeof(void*));
         streams_.enqueue(device_stream::work, {operation::describe, {}, number}, [&](cudaStream_t stream) {
-            void* const address = address_of(grad); // CUDA copies pageable memory before it returns
             return cudaMemcpyAsync(address_of(memory_ + offset), &address, sizeof address, cudaMemcpyHostToDevice,
                                    stream);
         });

@@ -60,7 +60,8 @@ std::size_t collect_changed_weights(executor const& cpu, tracked_weights const& 
                                     void* values, changed_options const& options)
 {
     changed_parts const parts(cpu, from);
-    if (from.size() != 0 && options.first_index > std::numeric_limits<Index>::max() - (from.size() - 1))
+    constexpr std::size_t last_index = std::numeric_limits<Index>::max();
+    if (from.size() != 0 && (from.size() - 1 > last_index || options.first_index > last_index - (from.size() - 1)))
         throw_invalid_argument({"cannot collect changed weights with ", sizeof(Index) * 8, "-bit indices: there are ",
                                 counted(from.size(), "weight"), " from index ", options.first_index,
                                 " on. Use 64-bit indices."});
@@ -181,8 +182,10 @@ ADAMANT_DECL void changed_mask(executor const& cpu, tracked_weights const& from,
 ADAMANT_DECL void mark_changed(tracked_weights const& from, std::size_t begin, std::size_t end)
 {
     if (begin > end || end > from.size())
-        detail::throw_invalid_argument({"cannot mark elements ", begin, " to ", end, " as changed: there are ",
-                                        detail::counted(from.size(), "weight"), "."});
+        detail::throw_invalid_argument(
+            {"cannot mark elements ", begin, " to ", end, " as changed: there are ",
+             detail::counted(from.size(), "weight"),
+             ". Pass a begin that is at most end, and an end that is at most their number."});
     for (std::size_t next; begin < end; begin = next) {
         std::size_t const bit = begin % kernel::changed_word_elems;
         next = std::min(end, begin - bit + kernel::changed_word_elems);

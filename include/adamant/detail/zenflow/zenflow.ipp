@@ -280,9 +280,8 @@ ADAMANT_DECL void zenflow_optimizer::place(std::shared_ptr<device> target)
                 core_->arrays_on_device[i].weight_out.address == reinterpret_cast<std::uintptr_t>(host))
                 detail::throw_invalid_argument(
                     {"cannot place param ", core_->model.registry.text(i),
-                     ": the device would write its weights over those that tracking compares "
-                     "them with. Give set_device_arrays() other weights, or do not track "
-                     "changes."});
+                     ": its weights on the device are its weights in host memory, which tracking compares with. Give "
+                     "set_device_arrays() other weights, or do not track changes."});
         }
     }
     core_->background.copy_to_host();

@@ -107,7 +107,7 @@ class Changes:
             self.bits(param, id(param) in self._by_rows).fill_(-1)
 
     def settle(self, param: Tensor, state: Dict[str, Any], published: bool = True) -> None:
-        """The bits know what the param holds now and, if the master is published, what that holds."""
+        """Records that the bits cover all writes so far: to the param and, if it is published, to its master."""
         weights, master = self._version(param, state)
         self._versions[id(param)] = (weights, master if published else self._versions.get(id(param), (None, None))[1])
 
