@@ -369,9 +369,13 @@ def test_a_delta_is_applied_by_numpy_alone(dtype, shard, tmp_path):
             assert actual.shape == expected.shape and actual.dtype == expected.dtype
             assert torch.equal(actual.view(torch.uint8), expected.view(torch.uint8))
     before = Path(paths[0]).read_bytes()
-    with pytest.raises(AssertionError, match="its base is r-1, but the weights are r-2"):
+    with pytest.raises(AssertionError, match="cannot apply a delta of r-1 to r-2"):
         run("apply_delta.py", *paths[:2])
-    assert Path(paths[0]).read_bytes() == before
     del metadata["base"]
+    for wrong in ([0, 3], [0, 3, -1 - first], [0, 3, 210]):
+        file.save_file({**delta, "a.indices": torch.tensor(wrong, dtype=torch.int32)}, paths[1], metadata)
+        with pytest.raises(AssertionError, match="are not those of its values|out of bounds"):
+            run("apply_delta.py", *paths[:2])
+    assert Path(paths[0]).read_bytes() == before
     file.save_file({**delta, "c.values": torch.zeros(11).to(values.dtype)}, paths[1], metadata)  # applies to any version
     run("apply_delta.py", *paths[:2])
