@@ -6,6 +6,7 @@ if(NOT CMAKE_BUILD_TYPE AND NOT CMAKE_CONFIGURATION_TYPES)
     set(CMAKE_BUILD_TYPE Release)
 endif()
 
+option(ADAMANT_UNITY_BUILD "Compile files of our own programs together, which takes half the time of all of them" OFF)
 set(ADAMANT_SANITIZE "" CACHE STRING "Sanitizers for our own programs: address,undefined or thread")
 
 add_library(adamant_own_flags INTERFACE)
@@ -18,6 +19,13 @@ if(ADAMANT_SANITIZE)
         -fno-sanitize=null,object-size) # the address sanitizer finds those too, and compiles in two thirds of the time
     target_link_options(adamant_own_flags INTERFACE -fsanitize=${ADAMANT_SANITIZE})
 endif()
+
+# Files of a program that ADAMANT_UNITY_BUILD compiles together: headers are half of a file's time, and most of it with
+# JSON. Names that the files of a group define for themselves must differ.
+function(adamant_compile_together program group)
+    set_target_properties(${program} PROPERTIES UNITY_BUILD ${ADAMANT_UNITY_BUILD} UNITY_BUILD_MODE GROUP)
+    set_source_files_properties(${ARGN} PROPERTIES UNITY_GROUP ${group})
+endfunction()
 
 # With the library compiled once; adamant::adamant for what the inside of the library needs, which tests look into.
 function(adamant_own_program name)

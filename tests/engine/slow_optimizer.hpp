@@ -22,6 +22,7 @@
 #include "catch.hpp"
 #include "emulated.hpp"
 #include "exact_sum.hpp"
+#include "hyperparameters.hpp"
 
 namespace slow {
 
@@ -623,6 +624,6 @@ std::string message_of(Call const& call)
     return "no error";
 }
 
-inline hyperparameters const usual_adamw{.lr = 0.01, .weight_decay = 0.1, .mode = decay_mode::decoupled};
+using test::usual_adamw;
 
 } // namespace slow

@@ -7,12 +7,12 @@
 #include <adamant/adamant.hpp>
 
 #include "catch.hpp"
+#include "hyperparameters.hpp"
 
 using namespace adamant;
+using test::usual_adamw;
 
 namespace {
-
-hyperparameters const usual_adamw{.lr = 1e-2, .weight_decay = 0.1, .mode = decay_mode::decoupled};
 
 // Mixed: float master weights, bfloat16 gradients and weights. Plain: float throughout.
 struct mixed_tensor {

@@ -8,12 +8,12 @@
 
 #include "catch.hpp"
 #include "exact_sum.hpp"
+#include "hyperparameters.hpp"
 
 using namespace adamant;
+using test::usual_adamw;
 
 namespace {
-
-hyperparameters const usual_adamw{.lr = 1e-2, .weight_decay = 0.1, .mode = decay_mode::decoupled};
 
 struct training {
     std::vector<float> param, exp_avg, exp_avg_sq;
