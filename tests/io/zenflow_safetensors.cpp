@@ -2,6 +2,7 @@
 // States of optimizers that defer gradients as safetensors files: what is saved is what is loaded, what was altered
 // is noticed, and a run that goes on from files has the bits of the one that was never stopped.
 #include <algorithm>
+#include <array>
 #include <barrier>
 #include <cfenv>
 #include <cmath>
@@ -298,7 +299,10 @@ TEST_CASE("every flipped byte of ZenFlow's file is noticed, and named")
     std::string const good = saved(small_state().state);
     std::size_t const data = 8 + header_bytes(good);
     for (std::size_t i = 0; i < good.size(); ++i)
-        for (int const flip : {1, 0x20, 0x80, 0xff}) {
+        for (std::size_t k = 0; k < 4; ++k) {
+            if (i >= data && k != i % 4 && test::scale() == 1)
+                continue; // any flip is one to a checksum
+            int const flip = std::array{1, 0x20, 0x80, 0xff}[k];
             std::string bad = good;
             bad[i] = static_cast<char>(bad[i] ^ flip);
             std::string const text = load_refusal(bad);
@@ -609,6 +613,7 @@ TEST_CASE("a run of ZenFlow goes on from files with the same bits, on other rank
 {
     scratch_folder const folder;
     constexpr std::uint64_t steps = 8;
+    std::uint64_t first_stop = 1; // every other one for each format
     for (char const* const format :
          {"float32", "bfloat16", "split_float32", "quantized8", "split_float32+quantized8"}) {
         INFO(format);
@@ -619,7 +624,7 @@ TEST_CASE("a run of ZenFlow goes on from files with the same bits, on other rank
             expected.push_back(whole.bytes());
         }
         REQUIRE(expected.front() != expected.back());
-        for (std::uint64_t stop = 1; stop + 2 <= steps; ++stop) {
+        for (std::uint64_t stop = first_stop; stop + 2 <= steps; stop += 2) {
             INFO("stopped after step " << stop);
             auto const first = std::make_unique<job>(format, 1);
             for (std::uint64_t step = 1; step <= stop; ++step)
@@ -643,6 +648,7 @@ TEST_CASE("a run of ZenFlow goes on from files with the same bits, on other rank
                 REQUIRE((last.bytes() == expected[step - 1]));
             }
         }
+        first_stop = 3 - first_stop;
     }
 }
 

@@ -354,7 +354,8 @@ TEST_CASE("the bounds of the guard: one hostile value in a group that is in rang
     test::random_bits random(99);
     for (std::size_t const type : test::sizes{0, 7, 58, 80, 24, 84})
         for (unsigned kind = 0; kind < hostile_kinds; ++kind)
-            for (int round = 0; round < (kind == 5 || kind == 13 ? 2500 : 500); ++round) {
+            for (int round = 0; round < (kind == 5 || kind == 13 ? 700 : 150) * static_cast<int>(test::scale());
+                 ++round) {
                 shard_format const& types = all_formats()[type];
                 bool const l2 = random.below(4) == 0;
                 // Mostly what training uses, else what the fast paths just allow or just refuse.
@@ -790,9 +791,10 @@ TEST_CASE("conversions of the kernels: floats around every number and every tie 
     // The upper 16 bits are those of every bfloat16; the lower ones lie at and around ties of bfloat16, float16 and
     // split masters. A float16's subnormals have their ties among the upper bits.
     constexpr std::uint32_t low[] = {0, 1, 0x0fff, 0x1000, 0x1001, 0x3000, 0x7fff, 0x8000, 0x8001, 0xffff};
-    std::size_t const n = 0x10000 * std::size(low);
+    std::uint32_t const stride = test::scale() == 1 ? 5 : 1; // of the numbers
+    std::size_t const n = 0x10000 / stride * std::size(low);
     auto const value = [&](std::size_t i) {
-        return test::from_bits(static_cast<std::uint32_t>(i / std::size(low)) << 16 | low[i % std::size(low)]);
+        return test::from_bits(static_cast<std::uint32_t>(i / std::size(low)) * stride << 16 | low[i % std::size(low)]);
     };
     for (shard_format const& types : all_formats()) {
         bool const has_float_moments = types.types[2] == dtype::float32 && types.types[3] == dtype::float32;

@@ -68,7 +68,7 @@ errors measure(hyperparameters const& h)
 {
     test::random_bits random(7);
     errors sum;
-    int const elements = 3000;
+    int const elements = 1000;
     std::vector<coefficients> coefficients_of;
     for (std::uint64_t t = 1; t <= 100; ++t)
         coefficients_of.push_back(make_coefficients(h, t));

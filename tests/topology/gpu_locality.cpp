@@ -458,7 +458,7 @@ TEST_CASE("no way to share the nodes of large machines out to fewer ranks is bet
 TEST_CASE("no way to share nodes out to fewer ranks is better, in many runs", "[slow]")
 {
     tally t;
-    for (std::uint64_t seed = 100; seed < 104; ++seed) {
+    for (std::uint64_t seed = 100; seed < 100 + test::repeats(1); ++seed) {
         judge_few_ranks(machines_of_few_ranks(), 20, seed, t);
         judge_few_ranks(large_machines_of_few_ranks(), 8, seed, t);
     }
@@ -472,7 +472,7 @@ TEST_CASE("no exchange and no idle core helps a rank of a large machine")
                                            server(2, 3, 24, {0, 2, 3, 5}), server(2, 4, 16, {0, 0, 0, 0, 0, 0, 0, 0})};
     test::random_bits random(9);
     tally t;
-    for (int i = 0; i < 50; ++i)
+    for (int i = 0; i < 12 * static_cast<int>(test::scale()); ++i)
         for (machine const& m : machines)
             for (int const more : {-3, -2, -1, 0, 0, 1, 2, 4}) {
                 int const ranks = static_cast<int>(m.nodes.size()) + more;

@@ -881,7 +881,7 @@ TEST_CASE("selection keeps its promises on random machines")
 
 TEST_CASE("selection keeps its promises on many random machines", "[slow]")
 {
-    try_random_machines(3000, 5, 2);
+    try_random_machines(test::repeats(1000), 5, 2);
 }
 
 #if !defined(ADAMANT_NO_HWLOC)
