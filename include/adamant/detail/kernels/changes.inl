@@ -128,8 +128,8 @@ struct bit_buffer {
     std::size_t count = 0;
     std::uint32_t bits[full + 64]; // counted from the first word
 };
-// Appends the bits of a word whose first bit has this number. Writes four numbers first, however many there are: at a
-// few bits a word, branches that depend on their number are mispredicted.
+// Appends the bits of a word, not zero, whose first bit has this number. Writes four numbers first, however many there
+// are: at a few bits a word, branches that depend on their number are mispredicted.
 ADAMANT_SIMD void append_bits(bit_buffer& buffer, std::uint64_t word, std::uint32_t first)
 {
     auto const set = static_cast<std::size_t>(__builtin_popcountll(word));
@@ -177,13 +177,32 @@ inline void collect_changes(std::uint64_t* words, std::size_t n, std::byte const
 {
     changed_weights_out out = target;
     bit_buffer buffer;
-    for (std::size_t w = 0; w < n; ++w) {
-        // Words without bits are appended, too: whether a word has any is as hard to predict.
-        append_bits(buffer, words[w], static_cast<std::uint32_t>(w * changed_word_elems));
-        if (clear)
-            words[w] = 0;
-        if (buffer.count >= bit_buffer::full)
-            flush_bits(buffer, weights, weight_bytes, first_index, out);
+    // Where few bits are set, most words have none. Which, a branch would mispredict: they are listed first.
+    constexpr std::size_t words_together = 512;
+    std::uint32_t nonzero[words_together];
+    for (std::size_t begin = 0; begin < n; begin += words_together) {
+        std::size_t const end = n - begin < words_together ? n : begin + words_together;
+        std::size_t count = 0;
+        for (std::size_t w = begin; w < end; ++w) {
+            nonzero[count] = static_cast<std::uint32_t>(w);
+            count += words[w] != 0 ? 1 : 0;
+        }
+        for (std::size_t k = 0; k < count; ++k) {
+            std::size_t const w = nonzero[k];
+            std::uint64_t const word = words[w];
+            auto const first = static_cast<std::uint32_t>(w * changed_word_elems);
+            // The values are copied later: most of the time is waiting for their cache lines.
+            if (out.values != nullptr) {
+                std::byte const* const own = weights + std::size_t{first} * weight_bytes;
+                __builtin_prefetch(own + static_cast<std::size_t>(__builtin_ctzll(word)) * weight_bytes);
+                __builtin_prefetch(own + static_cast<std::size_t>(63 - __builtin_clzll(word)) * weight_bytes);
+            }
+            append_bits(buffer, word, first);
+            if (clear)
+                words[w] = 0;
+            if (buffer.count >= bit_buffer::full)
+                flush_bits(buffer, weights, weight_bytes, first_index, out);
+        }
     }
     flush_bits(buffer, weights, weight_bytes, first_index, out);
 }
