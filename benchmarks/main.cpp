@@ -132,9 +132,10 @@ int run(int argc, char** argv)
     benchmark::Initialize(&argc, argv, print_help);
     setup const given = make_setup(parse(argc, argv));
     add_context(given);
-    for (auto const add : {bench::add_big_shards, bench::add_small_shards, bench::add_offload_step, bench::add_rollback,
-                           bench::add_reductions, bench::add_checkpoint, bench::add_hand_over, bench::add_scaling,
-                           bench::add_subnormals, bench::add_unequal_cores, bench::add_memory, bench::add_hybrid})
+    for (auto const add :
+         {bench::add_big_shards, bench::add_small_shards, bench::add_offload_step, bench::add_rollback,
+          bench::add_reductions, bench::add_checkpoint, bench::add_hand_over, bench::add_scaling, bench::add_subnormals,
+          bench::add_unequal_cores, bench::add_memory, bench::add_hybrid, bench::add_changes})
         add(given);
     benchmark::RunSpecifiedBenchmarks();
     benchmark::Shutdown();

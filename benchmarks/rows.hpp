@@ -114,5 +114,6 @@ void add_subnormals(setup const& given);
 void add_unequal_cores(setup const& given);
 void add_memory(setup const& given);
 void add_hybrid(setup const& given);
+void add_changes(setup const& given);
 
 } // namespace bench
