@@ -427,7 +427,8 @@ TEST_CASE("the bounds of the guard: first moments that fade, and move their para
                 start.grad.set(i, random.below(2) == 0 ? 0.0f : -0.0f);
                 float const v = std::fabs(start.exp_avg_sq.get(i));
                 start.exp_avg_sq.set(i, random.below(8) == 0 ? 0.0f : how == 2 ? v * 0x1p-80f : v);
-                int const low = how == 0 ? -128 : std::ilogb(start.param.get(i)) + exponent - 26;
+                float const p = std::max(std::fabs(start.get_param(i)), 0x1p-126f);
+                int const low = how == 0 ? -128 : std::ilogb(p) + exponent - 26;
                 start.exp_avg.set(i, std::ldexp(test::with_exponent(random(), 0, how == 0 ? 4 : 1), low - (how == 2)));
                 if (random.below(40) == 0)
                     start.exp_avg.set(i, test::from_bits(0x00800000u | (random.below(2) == 0 ? 0u : float_sign_bit)));
