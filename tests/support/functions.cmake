@@ -23,8 +23,9 @@ function(extended_test part)
         add_custom_target(programs_${part})
         add_test(NAME programs.${part}
                  COMMAND ${CMAKE_COMMAND} --build ${PROJECT_BINARY_DIR} --target programs_${part})
+        # One build of this tree after the other, beside what downloads or is emulated.
         set_tests_properties(programs.${part} PROPERTIES LABELS "extended;${part}" FIXTURES_SETUP programs_${part}
-                             RUN_SERIAL TRUE TIMEOUT 1800)
+                             RESOURCE_LOCK build_tree TIMEOUT 1800)
     endif()
     add_dependencies(programs_${part} ${arg_PROGRAMS} ${arg_NEEDS})
     set_tests_properties(${arg_TESTS} PROPERTIES FIXTURES_REQUIRED programs_${part})
