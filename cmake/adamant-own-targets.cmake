@@ -6,7 +6,7 @@ if(NOT CMAKE_BUILD_TYPE AND NOT CMAKE_CONFIGURATION_TYPES)
     set(CMAKE_BUILD_TYPE Release)
 endif()
 
-option(ADAMANT_UNITY_BUILD "Compile files of our own programs together, which takes half the time of all of them" OFF)
+option(ADAMANT_UNITY_BUILD "Compile the files of our own programs in groups: less time for all, more after a change of one" OFF)
 set(ADAMANT_SANITIZE "" CACHE STRING "Sanitizers for our own programs: address,undefined or thread")
 
 add_library(adamant_own_flags INTERFACE)
@@ -20,8 +20,8 @@ if(ADAMANT_SANITIZE)
     target_link_options(adamant_own_flags INTERFACE -fsanitize=${ADAMANT_SANITIZE})
 endif()
 
-# Files of a program that ADAMANT_UNITY_BUILD compiles together: headers are half of a file's time, and most of it with
-# JSON. Names that the files of a group define for themselves must differ.
+# Puts files of a program into a group that ADAMANT_UNITY_BUILD compiles as one file: headers are half of a file's time, and
+# most of it with JSON. Names that the files of a group define for themselves must differ.
 function(adamant_compile_together program group)
     set_target_properties(${program} PROPERTIES UNITY_BUILD ${ADAMANT_UNITY_BUILD} UNITY_BUILD_MODE GROUP)
     set_source_files_properties(${ARGN} PROPERTIES UNITY_GROUP ${group})

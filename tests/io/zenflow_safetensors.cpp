@@ -301,7 +301,7 @@ TEST_CASE("every flipped byte of ZenFlow's file is noticed, and named")
     for (std::size_t i = 0; i < good.size(); ++i)
         for (std::size_t k = 0; k < 4; ++k) {
             if (i >= data && k != i % 4 && test::scale() == 1)
-                continue; // any flip is one to a checksum
+                continue; // a checksum notices each flip alike
             int const flip = std::array{1, 0x20, 0x80, 0xff}[k];
             std::string bad = good;
             bad[i] = static_cast<char>(bad[i] ^ flip);
@@ -613,7 +613,7 @@ TEST_CASE("a run of ZenFlow goes on from files with the same bits, on other rank
 {
     scratch_folder const folder;
     constexpr std::uint64_t steps = 8;
-    std::uint64_t first_stop = 1; // every other one for each format
+    std::uint64_t first_stop = 1; // odd and even stops in turn
     for (char const* const format :
          {"float32", "bfloat16", "split_float32", "quantized8", "split_float32+quantized8"}) {
         INFO(format);

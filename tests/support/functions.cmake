@@ -23,7 +23,7 @@ function(extended_test part)
         add_custom_target(programs_${part})
         add_test(NAME programs.${part}
                  COMMAND ${CMAKE_COMMAND} --build ${PROJECT_BINARY_DIR} --target programs_${part})
-        # One build of this tree after the other, beside what downloads or is emulated.
+        # Builds of this tree run one after another, but beside other tests, some of which wait for downloads.
         set_tests_properties(programs.${part} PROPERTIES LABELS "extended;${part}" FIXTURES_SETUP programs_${part}
                              RESOURCE_LOCK build_tree TIMEOUT 1800)
     endif()

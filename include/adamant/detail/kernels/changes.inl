@@ -177,7 +177,8 @@ inline void collect_changes(std::uint64_t* words, std::size_t n, std::byte const
 {
     changed_weights_out out = target;
     bit_buffer buffer;
-    // Where few bits are set, most words have none. Which, a branch would mispredict: they are listed first.
+    // At a few percent of changes, half of the words have no bits, and a branch on that is mispredicted. So words with
+    // bits are listed first.
     constexpr std::size_t words_together = 512;
     std::uint32_t nonzero[words_together];
     for (std::size_t begin = 0; begin < n; begin += words_together) {
@@ -191,7 +192,7 @@ inline void collect_changes(std::uint64_t* words, std::size_t n, std::byte const
             std::size_t const w = nonzero[k];
             std::uint64_t const word = words[w];
             auto const first = static_cast<std::uint32_t>(w * changed_word_elems);
-            // The values are copied later: most of the time is waiting for their cache lines.
+            // flush_bits() copies the values later. Most of the time is waiting for their cache lines.
             if (out.values != nullptr) {
                 std::byte const* const own = weights + std::size_t{first} * weight_bytes;
                 __builtin_prefetch(own + static_cast<std::size_t>(__builtin_ctzll(word)) * weight_bytes);

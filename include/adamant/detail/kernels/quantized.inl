@@ -232,7 +232,8 @@ template <class Param, class Grad, class WeightOut>
     for_param.template begin<false>(scalars.rounding.param, scalars.lines.param, begin - quantized_group_elems);
     alignas(64) std::byte scratch[4][quantized_group_elems * sizeof(float)];
     step_pointers target{scratch[0], nullptr, scratch[1], scratch[2], scratch[3]};
-    // Changed 16-bit weights are marked once for a group, whose bits are one word: for each line takes 10% of the step.
+    // Changed 16-bit weights are marked once for each group, whose bits are one word. In store_params(), which stores a
+    // cache line, this takes 10% of a step.
     static_assert(quantized_group_elems == changed_word_elems);
     constexpr bool marks_groups = !std::is_same_v<Param, float>;
     std::uint64_t* changed = nullptr;
