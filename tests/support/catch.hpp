@@ -8,6 +8,7 @@
 #include <catch2/catch.hpp>
 #endif
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>
@@ -257,12 +258,14 @@ inline std::vector<adamant::isa> const& tiers()
     return found;
 }
 
-// ADAMANT_TEST_SCALE, or 1: how many times as many random runs there are as usual.
+// ADAMANT_TEST_SCALE: how many times as many random runs there are as usual. At least 1, whatever it is set to: a test
+// without runs would pass.
 inline std::uint64_t scale()
 {
     static std::uint64_t const found = [] {
         char const* const variable = std::getenv("ADAMANT_TEST_SCALE");
-        return variable == nullptr ? 1ull : std::strtoull(variable, nullptr, 10);
+        return variable == nullptr ? std::uint64_t{1}
+                                   : std::max<std::uint64_t>(1, std::strtoull(variable, nullptr, 10));
     }();
     return found;
 }
