@@ -237,7 +237,7 @@ struct simd {
         return words_unless(_mm256_cmpeq_epi16(a[0], b[0]), _mm256_cmpeq_epi16(a[1], b[1]));
     }
     template <class T, bool Ordinary>
-    ADAMANT_SIMD static std::uint32_t differing_pair(f32 a0, f32 a1, f32 b0, f32 b1)
+    ADAMANT_SIMD static std::uint32_t differing_pair(f32 a0, f32 a1, f32 b0, f32 b1, bool)
     {
         if constexpr (std::is_same_v<T, bfloat16>) {
             u32 const lower = set(0x0000ffffu); // unspecified after rounding

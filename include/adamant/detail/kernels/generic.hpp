@@ -245,7 +245,7 @@ struct simd : vec128::codes {
     }
     // The same for two pairs of vectors, as store_pair<T, false, Ordinary>() rounds them.
     template <class T, bool Ordinary>
-    ADAMANT_SIMD static std::uint32_t differing_pair(f32 a0, f32 a1, f32 b0, f32 b1)
+    ADAMANT_SIMD static std::uint32_t differing_pair(f32 a0, f32 a1, f32 b0, f32 b1, bool)
     {
         std::uint16_t before[2 * lanes], after[2 * lanes];
         store_pair<T, false, Ordinary>(reinterpret_cast<std::byte*>(before), a0, a1, false);

@@ -120,7 +120,7 @@ ADAMANT_SIMD void set_changed(std::uint64_t* changed, std::size_t i, std::uint64
 // The bits of a group's elements whose published weight differs between old params in memory and new ones. WeightOut
 // may be void. On a fast path, params are results of the path, or zero.
 template <class WeightOut, bool Ordinary, std::size_t Vectors>
-ADAMANT_SIMD std::uint64_t differing_params(std::byte const* old, simd::f32 const (&p)[Vectors])
+ADAMANT_SIMD std::uint64_t differing_params(std::byte const* old, simd::f32 const (&p)[Vectors], bool native_bfloat16)
 {
     constexpr std::size_t lanes = simd::lanes;
     std::uint64_t differing = 0;
@@ -137,7 +137,7 @@ ADAMANT_SIMD std::uint64_t differing_params(std::byte const* old, simd::f32 cons
                 a = simd::flush(a, float_min_normal_bits);
                 b = simd::flush(b, float_min_normal_bits);
             }
-            pair = simd::template differing_pair<WeightOut, Ordinary>(a, b, p[k], p[k + 1]);
+            pair = simd::template differing_pair<WeightOut, Ordinary>(a, b, p[k], p[k + 1], native_bfloat16);
         }
         differing |= pair << (k * lanes);
     }
@@ -168,7 +168,7 @@ ADAMANT_SIMD void store_params(step_pointers const& a, std::size_t i, simd::f32 
     [[maybe_unused]] raw_weights<Vectors> before;
     if (a.changed != nullptr) [[unlikely]] {
         if constexpr (std::is_same_v<Param, float>)
-            set_changed(a.changed, i, differing_params<WeightOut, Ordinary>(param, p), Vectors * lanes);
+            set_changed(a.changed, i, differing_params<WeightOut, Ordinary>(param, p, access.native_bfloat16), Vectors * lanes);
         else
             load_raw(weights, before);
     }
