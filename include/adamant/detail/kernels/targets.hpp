@@ -49,6 +49,7 @@ using adamant::generic::simd;
 #include <adamant/detail/kernels/fused_step.inl>
 //
 #include <adamant/detail/kernels/changes.inl>
+#include <adamant/detail/kernels/collect_changes.inl>
 // On x86-64 the generic tier takes the other kernels from the reference implementation, and its records are copies.
 #if !defined(__x86_64__)
 #include <adamant/detail/kernels/column_scores.inl>
@@ -74,6 +75,7 @@ namespace avx2 {
 #include <adamant/detail/kernels/fused_step.inl>
 //
 #include <adamant/detail/kernels/changes.inl>
+#include <adamant/detail/kernels/collect_changes.inl>
 #include <adamant/detail/kernels/gradient.inl>
 #include <adamant/detail/kernels/journal.inl>
 } // namespace avx2
@@ -101,6 +103,7 @@ namespace avx512 {
 #include <adamant/detail/kernels/fused_step.inl>
 //
 #include <adamant/detail/kernels/changes.inl>
+#include <adamant/detail/kernels/collect_changes.inl>
 #include <adamant/detail/kernels/gradient.inl>
 #include <adamant/detail/kernels/journal.inl>
 } // namespace avx512
@@ -111,6 +114,26 @@ namespace avx512 {
 #pragma GCC pop_options
 #endif
 
+#if !defined(ADAMANT_EMULATED_AVX512)
+#if defined(__clang__)
+#pragma clang attribute push(__attribute__((target("avx2,fma,avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi2"))),       \
+                             apply_to = function)
+#else
+#pragma GCC push_options
+#pragma GCC target("avx2,fma,avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi2")
+#endif
+namespace avx512_vbmi2 {
+#define ADAMANT_VBMI2
+#include <adamant/detail/kernels/collect_changes.inl>
+#undef ADAMANT_VBMI2
+} // namespace avx512_vbmi2
+#if defined(__clang__)
+#pragma clang attribute pop
+#else
+#pragma GCC pop_options
+#endif
+#endif
+
 // The code of avx512, told that the processor has instructions that convert to bfloat16.
 namespace avx512_bf16 {
 using avx512::add_column_scores;
@@ -118,7 +141,6 @@ using avx512::add_gradients;
 using avx512::add_scaled;
 using avx512::block_squares;
 using avx512::clamp_gradient;
-using avx512::collect_changes;
 using avx512::count_changes;
 using avx512::group_elems;
 using avx512::join_masters;
@@ -147,6 +169,16 @@ void mark_changes(std::byte const* before, std::byte const* after, std::size_t n
         avx512::mark_changes_natively(before, after, n, changed);
     else
         avx512::mark_changes<T>(before, after, n, changed);
+}
+// Of the processors with AVX512_BF16, only Cooper Lake lacks AVX512_VBMI2.
+inline void collect_changes(std::uint64_t* words, std::size_t n, std::byte const* weights, std::size_t weight_bytes,
+                            std::uint64_t first_index, bool clear, changed_weights_out const& target) noexcept
+{
+#if !defined(ADAMANT_EMULATED_AVX512)
+    if (__builtin_cpu_supports("avx512vbmi2"))
+        return avx512_vbmi2::collect_changes(words, n, weights, weight_bytes, first_index, clear, target);
+#endif
+    avx512::collect_changes(words, n, weights, weight_bytes, first_index, clear, target);
 }
 } // namespace avx512_bf16
 
