@@ -180,13 +180,30 @@ inline __m256 half(v16 a, int which)
 }
 
 // Macros there.
-[[gnu::noinline]] inline __mmask16 cmp_ps_mask(v16 a, v16 b, int)
+[[gnu::noinline]] inline __mmask16 cmp_ps_mask(v16 a, v16 b, int relation)
 {
-    return simde_mm512_cmp_ps_mask(a, b, _CMP_UNORD_Q); // the only one that is used
+    if (relation == _CMP_NEQ_UQ)
+        return simde_mm512_cmp_ps_mask(a, b, _CMP_NEQ_UQ);
+    return simde_mm512_cmp_ps_mask(a, b, _CMP_UNORD_Q); // only these two are used
+}
+[[gnu::noinline]] inline __mmask32 cmpneq_epi16_mask(v16i a, v16i b)
+{
+    simde__m512i_private const x = simde__m512i_to_private(a);
+    simde__m512i_private const y = simde__m512i_to_private(b);
+    __mmask32 differing = 0;
+    for (std::size_t i = 0; i < 32; ++i)
+        differing |= __mmask32{x.i16[i] != y.i16[i]} << i;
+    return differing;
 }
 [[gnu::noinline]] inline __m256i extracti64x4_epi64(v16i a, int)
 {
     return simde__m512i_to_private(a).m256i[1]; // the only one that is used
+}
+[[gnu::noinline]] inline v16i inserti64x4(v16i a, __m256i b, int)
+{
+    simde__m512i_private to = simde__m512i_to_private(a);
+    to.m256i[1] = b; // the only one that is used
+    return simde__m512i_from_private(to);
 }
 [[gnu::noinline]] inline v16i maskz_srai_epi16(__mmask32 which, v16i a, unsigned count)
 {
@@ -306,6 +323,8 @@ ADAMANT_END_NAMESPACE
 #define _mm512_cmpge_epu32_mask emulated_avx512::cmpge_epu32_mask
 #undef _mm512_cmpgt_epi16_mask
 #define _mm512_cmpgt_epi16_mask emulated_avx512::cmpgt_epi16_mask
+#undef _mm512_cmpneq_epi16_mask
+#define _mm512_cmpneq_epi16_mask emulated_avx512::cmpneq_epi16_mask
 #undef _mm512_cmple_epu32_mask
 #define _mm512_cmple_epu32_mask emulated_avx512::cmple_epu32_mask
 #undef _mm512_cmplt_epu32_mask
@@ -322,8 +341,6 @@ ADAMANT_END_NAMESPACE
 #define _mm512_cvtepu8_epi32 emulated_avx512::cvtepu8_epi32
 #undef _mm512_cvtne2ps_pbh
 #define _mm512_cvtne2ps_pbh emulated_avx512::cvtne2ps_pbh
-#undef _mm512_cvtneps_pbh
-#define _mm512_cvtneps_pbh emulated_avx512::cvtneps_pbh
 #undef _mm512_cvtph_ps
 #define _mm512_cvtph_ps emulated_avx512::cvtph_ps
 #undef _mm512_cvtps_epi32
@@ -336,6 +353,8 @@ ADAMANT_END_NAMESPACE
 #define _mm512_extracti64x4_epi64 emulated_avx512::extracti64x4_epi64
 #undef _mm512_fmadd_ps
 #define _mm512_fmadd_ps emulated_avx512::fmadd_ps
+#undef _mm512_inserti64x4
+#define _mm512_inserti64x4 emulated_avx512::inserti64x4
 #undef _mm512_loadu_epi32
 #define _mm512_loadu_epi32 emulated_avx512::loadu_epi32
 #undef _mm512_loadu_ps

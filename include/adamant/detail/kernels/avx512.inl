@@ -147,18 +147,6 @@ struct simd : differing_bits {
         else
             return widen<T>(_mm256_maskz_loadu_epi16(first_lanes(count), address));
     }
-    // The conversion of AVX512_BF16 rounds to nearest even in any mode and flushes subnormals. A step stores none. It
-    // is assembly, so that compilers do not use that instruction set anywhere else.
-    ADAMANT_SIMD static __m256i narrow_natively(f32 x)
-    {
-#if defined(ADAMANT_EMULATED_AVX512)
-        return __builtin_bit_cast(__m256i, _mm512_cvtneps_pbh(x));
-#else
-        __m256i half;
-        asm("vcvtneps2bf16 {%1, %0|%0, %1}" : "=v"(half) : "v"(x));
-        return half;
-#endif
-    }
     // As in detail/kernels/avx2.inl.
     template <bool Ordinary>
     ADAMANT_SIMD static u32 round_upper_word(f32 x)
@@ -208,6 +196,19 @@ struct simd : differing_bits {
         return _mm512_set_epi16(31, 29, 27, 25, 23, 21, 19, 17, 15, 13, 11, 9, 7, 5, 3, 1, //
                                 30, 28, 26, 24, 22, 20, 18, 16, 14, 12, 10, 8, 6, 4, 2, 0);
     }
+    // Two vectors rounded to bfloat16 by the instruction of AVX512_BF16, the elements of a first. It rounds to nearest
+    // even in any mode and flushes subnormals. A step stores none. It is assembly, so that compilers do not use that
+    // instruction set anywhere else.
+    ADAMANT_SIMD static u32 pack_natively(f32 a, f32 b)
+    {
+#if defined(ADAMANT_EMULATED_AVX512)
+        return __builtin_bit_cast(u32, _mm512_cvtne2ps_pbh(b, a));
+#else
+        u32 halves;
+        asm("vcvtne2ps2bf16 {%1, %2, %0|%0, %2, %1}" : "=v"(halves) : "v"(a), "v"(b));
+        return halves;
+#endif
+    }
     // The upper halves of two vectors, in the order of load_pair().
     template <bool Interleaved>
     ADAMANT_SIMD static u32 upper_halves(u32 a, u32 b)
@@ -223,13 +224,7 @@ struct simd : differing_bits {
             u32 const zipped =
                 _mm512_set_epi32(0x1f000f, 0x1e000e, 0x1d000d, 0x1c000c, 0x1b000b, 0x1a000a, 0x190009, 0x180008,
                                  0x170007, 0x160006, 0x150005, 0x140004, 0x130003, 0x120002, 0x110001, 0x100000);
-#if defined(ADAMANT_EMULATED_AVX512)
-            u32 const halves = _mm512_cvtne2ps_pbh(odds, evens);
-#else
-            u32 halves; // as assembly: see narrow_natively()
-            asm("vcvtne2ps2bf16 {%1, %2, %0|%0, %2, %1}" : "=v"(halves) : "v"(evens), "v"(odds));
-#endif
-            return _mm512_permutexvar_epi16(zipped, halves);
+            return _mm512_permutexvar_epi16(zipped, pack_natively(evens, odds));
         }
         return upper_halves<true>(round_upper_word<Ordinary>(evens), round_upper_word<Ordinary>(odds));
     }
@@ -256,12 +251,14 @@ struct simd : differing_bits {
     {
         store_upper_halves<Interleaved>(address, shift_left<16>(a), shift_left<16>(b));
     }
-    // Rounds to float16, or to bfloat16 by instruction.
-    template <class T>
-    ADAMANT_SIMD static void narrow_pair(f32 a, f32 b, __m256i& half_a, __m256i& half_b)
+    // The rounded elements of two vectors, those of a first.
+    template <class T, bool Ordinary>
+    ADAMANT_SIMD static u32 pack(f32 a, f32 b, bool natively)
     {
-        half_a = std::is_same_v<T, bfloat16> ? narrow_natively(a) : narrow<T>(a);
-        half_b = std::is_same_v<T, bfloat16> ? narrow_natively(b) : narrow<T>(b);
+        if (std::is_same_v<T, bfloat16>)
+            return natively ? pack_natively(a, b)
+                            : upper_halves<false>(round_upper_word<Ordinary>(a), round_upper_word<Ordinary>(b));
+        return _mm512_inserti64x4(_mm512_castsi256_si512(narrow<T>(a)), narrow<T>(b), 1);
     }
     template <class T, bool Interleaved, bool Ordinary>
     ADAMANT_SIMD static void store_pair(std::byte* address, f32 a, f32 b, bool natively)
@@ -271,49 +268,25 @@ struct simd : differing_bits {
             store<T>(address + lanes * sizeof(T), b);
         } else if constexpr (Interleaved) {
             _mm512_storeu_epi32(address, narrow_evens_odds<Ordinary>(a, b, natively));
-        } else if (std::is_same_v<T, bfloat16> && !natively) {
-            store_upper_halves<false>(address, round_upper_word<Ordinary>(a), round_upper_word<Ordinary>(b));
         } else {
-            __m256i half_a, half_b;
-            narrow_pair<T>(a, b, half_a, half_b);
-            _mm256_storeu_si256(reinterpret_cast<__m256i_u*>(address), half_a);
-            _mm256_storeu_si256(reinterpret_cast<__m256i_u*>(address + lanes * sizeof(T)), half_b);
+            _mm512_storeu_epi32(address, pack<T, Ordinary>(a, b, natively));
         }
     }
     template <class T, bool Ordinary>
     ADAMANT_SIMD static void stream_pair(std::byte* address, f32 a, f32 b, bool natively)
     {
-        if (std::is_same_v<T, bfloat16> && !natively) {
-            _mm512_stream_si512(reinterpret_cast<__m512i*>(address),
-                                upper_halves<false>(round_upper_word<Ordinary>(a), round_upper_word<Ordinary>(b)));
-            return;
-        }
-        __m256i half_a, half_b;
-        narrow_pair<T>(a, b, half_a, half_b);
-        _mm256_stream_si256(reinterpret_cast<__m256i*>(address), half_a);
-        _mm256_stream_si256(reinterpret_cast<__m256i*>(address) + 1, half_b);
+        _mm512_stream_si512(reinterpret_cast<__m512i*>(address), pack<T, Ordinary>(a, b, natively));
     }
     ADAMANT_SIMD static void stream_fence()
     {
         _mm_sfence();
     }
 
-    // Two vectors rounded to bfloat16 by instruction, the elements of a first.
-    ADAMANT_SIMD static u32 narrow_both_natively(f32 a, f32 b)
-    {
-#if defined(ADAMANT_EMULATED_AVX512)
-        return __builtin_bit_cast(u32, _mm512_cvtne2ps_pbh(b, a));
-#else
-        u32 halves; // as assembly: see narrow_natively()
-        asm("vcvtne2ps2bf16 {%1, %2, %0|%0, %2, %1}" : "=v"(halves) : "v"(a), "v"(b));
-        return halves;
-#endif
-    }
     template <class T, bool Ordinary>
     ADAMANT_SIMD static std::uint32_t differing_pair(f32 a0, f32 a1, f32 b0, f32 b1, bool natively)
     {
         if (std::is_same_v<T, bfloat16> && natively)
-            return _mm512_cmpneq_epi16_mask(narrow_both_natively(a0, a1), narrow_both_natively(b0, b1));
+            return _mm512_cmpneq_epi16_mask(pack_natively(a0, a1), pack_natively(b0, b1));
         if constexpr (std::is_same_v<T, bfloat16> && Ordinary) { // rounded exactly, and no zero is negative
             __mmask16 const low = _mm512_cmp_ps_mask(from_bits(round_upper_word<true>(a0)),
                                                      from_bits(round_upper_word<true>(b0)), _CMP_NEQ_UQ);
@@ -326,11 +299,9 @@ struct simd : differing_bits {
             u32 const y = round_upper_word<Ordinary>(a1) ^ round_upper_word<Ordinary>(b1);
             return _mm512_test_epi32_mask(x, upper) | std::uint32_t{_mm512_test_epi32_mask(y, upper)} << 16;
         }
-        __m256i before[2], after[2];
-        narrow_pair<T>(a0, a1, before[0], before[1]);
-        narrow_pair<T>(b0, b1, after[0], after[1]);
-        return _mm256_cmpneq_epi16_mask(before[0], after[0]) |
-               std::uint32_t{_mm256_cmpneq_epi16_mask(before[1], after[1])} << 16;
+        u32 const before = pack<T, Ordinary>(a0, a1, false);
+        u32 const after = pack<T, Ordinary>(b0, b1, false);
+        return _mm512_cmpneq_epi16_mask(before, after); // a macro with some compilers
     }
 
     using halves = __m512i;
