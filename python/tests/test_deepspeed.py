@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import types
 from pathlib import Path
 
 import pytest
@@ -313,6 +314,17 @@ def test_zenflow_worker():
     op.zenflow_adam_ctrl_exit(control.data_ptr())
     process.join(30)
     assert process.exitcode == 0
+
+
+def test_an_import_after_deepspeeds_own_op_warns(monkeypatch, recwarn):
+    op.install()
+    assert not recwarn
+    builder = types.ModuleType("builder")
+    builder.OpBuilder = type("OpBuilder", (), {"_loaded_ops": {"cpu_adam": object()}})
+    monkeypatch.setitem(sys.modules, "deepspeed.ops.op_builder.builder", builder)
+    monkeypatch.setenv("ADAMANT_DEEPSPEED", "1")
+    with pytest.warns(RuntimeWarning, match="optimizers that exist: DeepSpeed has loaded its own op"):
+        op.install()
 
 
 # DeepSpeed

@@ -29,6 +29,7 @@ import importlib.abc
 import os
 import re
 import sys
+import warnings
 from types import ModuleType
 from typing import Any, Dict, Optional, Union
 
@@ -210,9 +211,14 @@ class _Finder(importlib.abc.MetaPathFinder):
 def install() -> None:
     """Make every CPUAdamBuilder().load() return this module, in this process and in processes that it spawns.
 
-    Importing this module calls install().
+    Importing this module calls install(). Warns with RuntimeWarning if DeepSpeed has loaded its own op: optimizers that
+    exist keep it.
     """
     os.environ["ADAMANT_DEEPSPEED"] = "1"
+    for name in ("deepspeed.ops.op_builder.builder", "op_builder.builder"):
+        if "cpu_adam" in getattr(getattr(sys.modules.get(name), "OpBuilder", None), "_loaded_ops", ()):
+            warnings.warn("cannot replace CPU Adam in optimizers that exist: DeepSpeed has loaded its own op. Import "
+                          "adamant.deepspeed before deepspeed.initialize().", RuntimeWarning, stacklevel=2)
     if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
         sys.meta_path.insert(0, _Finder())
     for name, module in list(sys.modules.items()):
