@@ -26,8 +26,9 @@ inline constexpr std::size_t words_together = 256;
 // Appends the bits of a word, not zero, whose first bit has this number: without a branch for up to 16 of them.
 ADAMANT_SIMD void append_bits(bit_buffer& buffer, std::uint64_t word, std::uint32_t first)
 {
-    __m512i const all = _mm512_set_epi64(0x3f3e3d3c3b3a3938, 0x3736353433323130, 0x2f2e2d2c2b2a2928, 0x2726252423222120,
-                                         0x1f1e1d1c1b1a1918, 0x1716151413121110, 0x0f0e0d0c0b0a0908, 0x0706050403020100);
+    __m512i const all =
+        _mm512_set_epi64(0x3f3e3d3c3b3a3938, 0x3736353433323130, 0x2f2e2d2c2b2a2928, 0x2726252423222120,
+                         0x1f1e1d1c1b1a1918, 0x1716151413121110, 0x0f0e0d0c0b0a0908, 0x0706050403020100);
     __m512i const firsts = _mm512_set1_epi32(static_cast<int>(first));
     __m512i const set = _mm512_maskz_compress_epi8(word, all);
     std::uint32_t* const target = buffer.bits + buffer.count;
@@ -36,28 +37,24 @@ ADAMANT_SIMD void append_bits(bit_buffer& buffer, std::uint64_t word, std::uint3
     _mm512_storeu_si512(target, _mm512_add_epi32(firsts, _mm512_cvtepu8_epi32(_mm512_castsi512_si128(set))));
     if (count <= 16)
         return;
-    _mm512_storeu_si512(target + 16,
-                        _mm512_add_epi32(firsts, _mm512_cvtepu8_epi32(_mm512_extracti32x4_epi32(set, 1))));
+    _mm512_storeu_si512(target + 16, _mm512_add_epi32(firsts, _mm512_cvtepu8_epi32(_mm512_extracti32x4_epi32(set, 1))));
     if (count <= 32)
         return;
-    _mm512_storeu_si512(target + 32,
-                        _mm512_add_epi32(firsts, _mm512_cvtepu8_epi32(_mm512_extracti32x4_epi32(set, 2))));
-    _mm512_storeu_si512(target + 48,
-                        _mm512_add_epi32(firsts, _mm512_cvtepu8_epi32(_mm512_extracti32x4_epi32(set, 3))));
+    _mm512_storeu_si512(target + 32, _mm512_add_epi32(firsts, _mm512_cvtepu8_epi32(_mm512_extracti32x4_epi32(set, 2))));
+    _mm512_storeu_si512(target + 48, _mm512_add_epi32(firsts, _mm512_cvtepu8_epi32(_mm512_extracti32x4_epi32(set, 3))));
 }
 // Lists the numbers, from `first` on, of up to words_together words that are not zero. Returns how many there are.
 ADAMANT_SIMD std::size_t list_words(std::uint64_t const* words, std::size_t n, std::uint32_t first,
                                     std::uint32_t* numbers)
 {
     std::size_t count = 0;
-    __m256i next = _mm256_add_epi32(_mm256_set1_epi32(static_cast<int>(first)),
-                                    _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
+    __m256i next =
+        _mm256_add_epi32(_mm256_set1_epi32(static_cast<int>(first)), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
     for (std::size_t w = 0; w < n; w += 8) {
         auto const here = static_cast<__mmask8>(n - w < 8 ? (1u << (n - w)) - 1 : 0xffu);
         __m512i const eight = _mm512_maskz_loadu_epi64(here, words + w);
         __mmask8 const nonzero = _mm512_test_epi64_mask(eight, eight);
-        _mm256_storeu_si256(reinterpret_cast<__m256i_u*>(numbers + count),
-                            _mm256_maskz_compress_epi32(nonzero, next));
+        _mm256_storeu_si256(reinterpret_cast<__m256i_u*>(numbers + count), _mm256_maskz_compress_epi32(nonzero, next));
         count += static_cast<std::size_t>(__builtin_popcount(nonzero));
         next = _mm256_add_epi32(next, _mm256_set1_epi32(8));
     }

@@ -168,7 +168,8 @@ ADAMANT_SIMD void store_params(step_pointers const& a, std::size_t i, simd::f32 
     [[maybe_unused]] raw_weights<Vectors> before;
     if (a.changed != nullptr) [[unlikely]] {
         if constexpr (std::is_same_v<Param, float>)
-            set_changed(a.changed, i, differing_params<WeightOut, Ordinary>(param, p, access.native_bfloat16), Vectors * lanes);
+            set_changed(a.changed, i, differing_params<WeightOut, Ordinary>(param, p, access.native_bfloat16),
+                        Vectors * lanes);
         else
             load_raw(weights, before);
     }
