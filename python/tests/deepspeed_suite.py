@@ -68,17 +68,20 @@ def outcomes(tests: Path, suites: List[str], own: bool, arguments: List[str]) ->
              "from deepspeed.ops.op_builder import CPUAdamBuilder; print(CPUAdamBuilder().load().__name__)"],
             cwd=tests, env=env, stdout=subprocess.PIPE, text=True, check=True).stdout.split()[-1]
         if (which == "adamant.deepspeed") == own:
-            raise SystemExit(f"the op is {which}, which was not asked for")
+            raise SystemExit(f"cannot compare ops: DeepSpeed has loaded {which}, not the one that was asked for. Check "
+                             "ADAMANT_DEEPSPEED and the installed packages.")
         report = Path(folder) / "report.xml"
         subprocess.run([sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--junitxml={report}",
                         *suites, *arguments], cwd=tests, env=env)
+        if not report.exists():
+            raise SystemExit("cannot count tests: pytest wrote no report. See its output above.")
         found: Dict[str, Dict[str, str]] = {suite: {} for suite in suites}
         for case in ElementTree.parse(report).iter("testcase"):
             ends = [child.tag for child in case if child.tag in ("failure", "error", "skipped")]
             name = case.get("classname", "")
             suite = next((suite for suite in suites if name.startswith(suite[:-len(".py")].replace("/", "."))), None)
             if suite is None:
-                raise SystemExit("pytest itself failed; see its output above")
+                raise SystemExit("cannot count tests: pytest itself failed. See its output above.")
             found[suite][f"{name}.{case.get('name')}"] = (
                 "passed" if not ends else "skipped" if ends == ["skipped"] else "failed")
         return found
@@ -98,7 +101,7 @@ def main() -> int:
         return 2
     tests = Path(rest[0]).resolve() / "tests"
     if not (tests / CPU_ADAM).exists():
-        print(f"there is no {tests / CPU_ADAM}; name the folder of a checkout of DeepSpeed's repository",
+        print(f"cannot find {tests / CPU_ADAM}. Pass the folder of a checkout of DeepSpeed's repository.",
               file=sys.stderr)
         return 2
     suites = OFFLOAD if "--offload" in options else [CPU_ADAM]

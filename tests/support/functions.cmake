@@ -23,7 +23,7 @@ function(extended_test part)
         add_custom_target(programs_${part})
         add_test(NAME programs.${part}
                  COMMAND ${CMAKE_COMMAND} --build ${PROJECT_BINARY_DIR} --target programs_${part})
-        # Builds of this tree run one after another, but beside other tests, some of which wait for downloads.
+        # One build of this tree at a time. Other tests, such as the download of PyTorch, run beside it.
         set_tests_properties(programs.${part} PROPERTIES LABELS "extended;${part}" FIXTURES_SETUP programs_${part}
                              RESOURCE_LOCK build_tree TIMEOUT 1800)
     endif()
