@@ -35,7 +35,7 @@ ADAMANT_SIMD void append_bits(bit_buffer& buffer, std::uint64_t word, std::uint3
     auto const count = static_cast<std::size_t>(__builtin_popcountll(word));
     buffer.count += count;
     _mm512_storeu_si512(target, _mm512_add_epi32(firsts, _mm512_cvtepu8_epi32(_mm512_castsi512_si128(set))));
-    if (count <= 16)
+    if (count <= 16) [[likely]]
         return;
     _mm512_storeu_si512(target + 16, _mm512_add_epi32(firsts, _mm512_cvtepu8_epi32(_mm512_extracti32x4_epi32(set, 1))));
     if (count <= 32)
