@@ -116,11 +116,12 @@ namespace avx512 {
 
 #if !defined(ADAMANT_EMULATED_AVX512)
 #if defined(__clang__)
-#pragma clang attribute push(__attribute__((target("avx2,fma,avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi2"))),       \
-                             apply_to = function)
+#pragma clang attribute push(                                                                                          \
+    __attribute__((target("avx2,fma,avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi2,avx512vpopcntdq"))),                \
+    apply_to = function)
 #else
 #pragma GCC push_options
-#pragma GCC target("avx2,fma,avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi2")
+#pragma GCC target("avx2,fma,avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi2,avx512vpopcntdq")
 #endif
 namespace avx512_vbmi2 {
 #define ADAMANT_VBMI2
@@ -141,7 +142,6 @@ using avx512::add_gradients;
 using avx512::add_scaled;
 using avx512::block_squares;
 using avx512::clamp_gradient;
-using avx512::count_changes;
 using avx512::group_elems;
 using avx512::join_masters;
 using avx512::largest_bits;
@@ -170,15 +170,29 @@ void mark_changes(std::byte const* before, std::byte const* after, std::size_t n
     else
         avx512::mark_changes<T>(before, after, n, changed);
 }
-// Of the processors with AVX512_BF16, only Cooper Lake lacks AVX512_VBMI2.
-inline void collect_changes(std::uint64_t* words, std::size_t n, std::byte const* weights, std::size_t weight_bytes,
-                            std::uint64_t first_index, bool clear, changed_weights_out const& target) noexcept
+// Of the processors with AVX512_BF16, only Cooper Lake lacks these two.
+inline bool has_vbmi2() noexcept
 {
-#if !defined(ADAMANT_EMULATED_AVX512)
-    if (__builtin_cpu_supports("avx512vbmi2"))
-        return avx512_vbmi2::collect_changes(words, n, weights, weight_bytes, first_index, clear, target);
+#if defined(ADAMANT_EMULATED_AVX512)
+    return false;
+#else
+    return __builtin_cpu_supports("avx512vbmi2") && __builtin_cpu_supports("avx512vpopcntdq");
 #endif
-    avx512::collect_changes(words, n, weights, weight_bytes, first_index, clear, target);
+}
+#if defined(ADAMANT_EMULATED_AVX512)
+namespace vbmi2 = avx512;
+#else
+namespace vbmi2 = avx512_vbmi2;
+#endif
+inline std::size_t count_changes(std::uint64_t const* words, std::size_t n) noexcept
+{
+    return has_vbmi2() ? vbmi2::count_changes(words, n) : avx512::count_changes(words, n);
+}
+inline void collect_changes(std::uint64_t* words, std::size_t n, std::byte const* weights, std::size_t weight_bytes,
+                            std::uint64_t first_index, bool clear, changed_weights_out const& out) noexcept
+{
+    (has_vbmi2() ? vbmi2::collect_changes : avx512::collect_changes)(words, n, weights, weight_bytes, first_index,
+                                                                     clear, out);
 }
 } // namespace avx512_bf16
 
