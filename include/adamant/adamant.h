@@ -268,8 +268,9 @@ ADAMANT_C_API adamant_status adamant_count_changed(const adamant_executor* execu
                                                    const adamant_tracked_weights* weights, size_t* count);
 /** Writes the ascending indices of changed weights, plus first_index, into `indices` or `wide_indices`; one of both is
  * null. Unless `values` is null, writes the weights in the same order and of the same type. Every array has room for
- * `capacity` elements. Writes the number to *count. If it is above capacity, writes nothing else and clears nothing:
- * call again with larger arrays. clear: clears all bits. invalid argument: an index does not fit into 32 bits. */
+ * `capacity` elements. Writes the number to *count. If it is above capacity, the arrays hold only some of them and no
+ * bit is cleared: call again with larger arrays. clear: clears all bits. invalid argument: an index does not fit into
+ * 32 bits. */
 ADAMANT_C_API adamant_status adamant_changed_weights(const adamant_executor* executor,
                                                      const adamant_tracked_weights* weights, uint64_t first_index,
                                                      size_t capacity, uint32_t* indices, uint64_t* wide_indices,

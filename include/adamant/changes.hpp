@@ -51,8 +51,8 @@ struct changed_options {
 [[nodiscard]] std::size_t count_changed_weights(executor const& cpu, tracked_weights const& from);
 
 /// Writes the ascending indices of changed weights and, unless `values` is null, the weights in the same order. Returns
-/// their number. If it is above indices.size(), writes nothing: call again with larger arrays. values: as many elements
-/// of the weights' type as `indices` has.
+/// their number. If it is above indices.size(), the arrays hold only some of them: call again with larger arrays.
+/// values: as many elements of the weights' type as `indices` has.
 /// @throws invalid_argument if an index does not fit into 32 bits, and for values of weights that are null
 std::size_t changed_weights(executor const& cpu, tracked_weights const& from, std::span<std::uint32_t> indices,
                             void* values, changed_options const& options = {});

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstring>
 #include <memory>
+#include <ranges>
 #include <string>
 #include <vector>
 
@@ -266,11 +267,16 @@ void check_collecting(tracked_arrays& from, std::uint64_t first, executor const&
     std::vector<Index> found(expected.size() + 1, 77);
     std::vector<std::byte> values(found.size() * 4, std::byte{0x5a});
     auto const before = from.words;
-    if (!expected.empty()) { // arrays that are too small: nothing happens
-        REQUIRE(changed_weights(cpu, shard, std::span(found).first(expected.size() - 1), values.data(),
-                                {.first_index = first, .clear = true}) == expected.size());
-        REQUIRE(found[0] == 77);
-        REQUIRE((from.words == before));
+    if (!expected.empty()) { // arrays that are too small: no bit is cleared, and nothing is written beyond them
+        for (std::size_t const room : {std::size_t{0}, expected.size() / 2, expected.size() - 1}) {
+            REQUIRE(changed_weights(cpu, shard, std::span(found).first(room), values.data(),
+                                    {.first_index = first, .clear = true}) == expected.size());
+            REQUIRE(std::ranges::count(found | std::views::drop(room), Index{77}) ==
+                    static_cast<std::ptrdiff_t>(found.size() - room));
+            REQUIRE(std::ranges::count(values | std::views::drop(room * size), std::byte{0x5a}) ==
+                    static_cast<std::ptrdiff_t>(values.size() - room * size));
+            REQUIRE((from.words == before));
+        }
     }
     std::vector<std::uint8_t> mask(n + 1, 9);
     changed_mask(cpu, shard, std::span(mask).first(n));
@@ -315,6 +321,25 @@ TEST_CASE("changed weights are collected with their indices and values, and clea
             check_collecting<std::uint32_t>(arrays, random.below(1000), one_of(round / 2 % 2));
         else
             check_collecting<std::uint64_t>(arrays, random() >> 8, one_of(round / 2 % 2));
+    }
+}
+
+TEST_CASE("changed weights: threads collect in order", "[once]")
+{
+    test::random_bits random(7);
+    std::size_t const n = 40 * 262144 + 100; // 41 parts, more than threads
+    std::vector<std::uint64_t> words(changed_words(n));
+    std::vector<std::uint32_t> expected;
+    for (std::size_t w = 0; w < n / 64; w += 1 + random.below(12)) {
+        std::size_t const bit = random.below(64);
+        words[w] = std::uint64_t{1} << bit;
+        expected.push_back(static_cast<std::uint32_t>(w * 64 + bit));
+    }
+    tracked_weights const from(words, n, nullptr, dtype::bfloat16);
+    for (std::size_t round = 0; round < 20; ++round) {
+        std::vector<std::uint32_t> found(expected.size());
+        REQUIRE(changed_weights(one_of(1), from, std::span(found), nullptr) == expected.size());
+        REQUIRE((found == expected));
     }
 }
 

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <algorithm>
+#include <atomic>
 #include <bit>
 #include <cstdint>
 #include <cstring>
@@ -27,12 +28,18 @@ public:
     [[nodiscard]] std::size_t count() const noexcept { return (words_ + part_words - 1) / part_words; }
     // Calls work(part, first word, number of words) for each part.
     template <class Work>
-    void for_each(std::size_t bytes_each, Work const& work) const
+    void for_each(Work const& work) const
     {
-        // Executors weigh work by the elements of a step, of some 28 bytes.
-        for_each_part(cpu_, count(), from_.size() * bytes_each / 28, [&](std::size_t part) {
-            std::size_t const first = part * part_words;
-            work(part, first, std::min(part_words, words_ - first));
+        for_each_part(cpu_, count(), elems_weighing(1), [&](std::size_t part) { call(work, part); });
+    }
+    // The same in order: a part begins after all parts before it have begun.
+    template <class Work>
+    void for_each_in_order(Work const& work) const
+    {
+        std::atomic<std::size_t> next{0};
+        for_each_part(cpu_, std::min<std::size_t>(cpu_.threads(), count()), elems_weighing(3), [&](std::size_t) {
+            for (std::size_t part; (part = next.fetch_add(1, std::memory_order_relaxed)) < count();)
+                call(work, part);
         });
     }
     // Bits beyond the last element are not the shard's.
@@ -49,6 +56,18 @@ public:
 
 private:
     static constexpr std::size_t part_words = 4096; // 262144 elements, 32 KiB of bits
+
+    template <class Work>
+    void call(Work const& work, std::size_t part) const
+    {
+        std::size_t const first = part * part_words;
+        work(part, first, std::min(part_words, words_ - first));
+    }
+    // Executors weigh work by the elements of a step, of some 28 bytes.
+    [[nodiscard]] std::size_t elems_weighing(std::size_t bytes_each) const noexcept
+    {
+        return from_.size() * bytes_each / 28;
+    }
 
     executor const& cpu_;
     tracked_weights const& from_;
@@ -70,31 +89,45 @@ std::size_t collect_changed_weights(executor const& cpu, tracked_weights const& 
                                 ": weights is null. Pass the weights, or a null pointer for values."});
     parts.clear_rest();
     kernel::change_kernels const kernels = kernel::change_kernels_for(cpu.tier());
-    std::vector<std::size_t> first(parts.count());
-    parts.for_each(1, [&](std::size_t part, std::size_t word, std::size_t n) {
-        first[part] = kernels.count(from.changed() + word, n);
-    });
-    std::size_t total = 0;
-    for (std::size_t& each : first) {
-        std::size_t const here = each;
-        each = total;
-        total += here;
-    }
-    if (total > indices.size())
-        return total;
     std::size_t const weight_bytes = from.weight_bytes();
-    parts.for_each(2, [&](std::size_t part, std::size_t word, std::size_t n) {
+    // Each part is counted, which reads its bits into the cache, and collected as soon as those before it are counted.
+    // Threads wait for nothing else. ends[part]: number of changes up to the part's end, plus 1; 0 before it is known.
+    std::vector<std::atomic<std::size_t>> ends(parts.count());
+    parts.for_each_in_order([&](std::size_t part, std::size_t word, std::size_t n) {
+        std::size_t const count = kernels.count(from.changed() + word, n);
+        std::size_t begin = 0;
+        if (part != 0) {
+            ends[part - 1].wait(0, std::memory_order_acquire);
+            begin = ends[part - 1].load(std::memory_order_acquire) - 1;
+        }
+        ends[part].store(begin + count + 1, std::memory_order_release);
+        ends[part].notify_all();
+        if (begin + count > indices.size())
+            return;
         kernel::changed_weights_out out{nullptr, nullptr, nullptr};
         if constexpr (sizeof(Index) == sizeof(std::uint32_t))
-            out.indices = indices.data() + first[part];
+            out.indices = indices.data() + begin;
         else
-            out.wide_indices = indices.data() + first[part];
+            out.wide_indices = indices.data() + begin;
         if (values != nullptr)
-            out.values = static_cast<std::byte*>(values) + first[part] * weight_bytes;
+            out.values = static_cast<std::byte*>(values) + begin * weight_bytes;
         std::size_t const element = word * kernel::changed_word_elems;
         kernels.collect(from.changed() + word, n, values == nullptr ? nullptr : from.weights() + element * weight_bytes,
                         weight_bytes, options.first_index + element, options.clear, out);
     });
+    std::size_t const total = ends.empty() ? 0 : ends.back().load(std::memory_order_relaxed) - 1;
+    if (total > indices.size() && options.clear) {
+        // The parts that fit were cleared. Their bits are known by the indices.
+        std::size_t cleared = 0;
+        for (auto const& end : ends)
+            if (std::size_t const fits = end.load(std::memory_order_relaxed) - 1; fits <= indices.size())
+                cleared = fits;
+        for (Index const index : indices.first(cleared)) {
+            auto const element = static_cast<std::size_t>(index - options.first_index);
+            from.changed()[element / kernel::changed_word_elems] |= std::uint64_t{1}
+                                                                    << element % kernel::changed_word_elems;
+        }
+    }
     return total;
 }
 
@@ -130,7 +163,7 @@ ADAMANT_DECL std::size_t count_changed_weights(executor const& cpu, tracked_weig
     parts.clear_rest();
     kernel::change_kernels const kernels = kernel::change_kernels_for(cpu.tier());
     std::vector<std::size_t> counts(parts.count());
-    parts.for_each(1, [&](std::size_t part, std::size_t word, std::size_t n) {
+    parts.for_each([&](std::size_t part, std::size_t word, std::size_t n) {
         counts[part] = kernels.count(from.changed() + word, n);
     });
     std::size_t total = 0;
@@ -159,7 +192,7 @@ ADAMANT_DECL void changed_mask(executor const& cpu, tracked_weights const& from,
         detail::throw_invalid_argument({"cannot write a mask of ", detail::counted(mask.size(), "byte"), ": there are ",
                                         detail::counted(from.size(), "weight"), ". Pass one byte for each."});
     parts.clear_rest();
-    parts.for_each(1, [&](std::size_t, std::size_t word, std::size_t n) {
+    parts.for_each([&](std::size_t, std::size_t word, std::size_t n) {
         for (std::size_t w = word; w < word + n; ++w) {
             std::uint64_t const bits = from.changed()[w];
             std::size_t const first = w * kernel::changed_word_elems;
