@@ -50,6 +50,12 @@ def test_numpy_loop():
     assert out.endswith("saved and loaded: True\n") and float(re.search(r"step 151: loss (\S+),", out)[1]) < 0.01
 
 
+def test_hello_has_the_number_of_the_readme():
+    pytest.importorskip("torch")
+    number = re.search(r"weight ([\d.]+)`", (examples.parent / "README.md").read_text())[1]
+    assert run("hello.py").endswith(f": weight {number}\n")
+
+
 def test_torch_loop():
     pytest.importorskip("torch")
     assert float(re.search(r"^loss (\S+)", run("torch_loop.py"), re.M)[1]) < 4
