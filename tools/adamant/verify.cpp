@@ -313,7 +313,8 @@ void print_json(std::vector<result> const& results, std::uint64_t overall, execu
     std::printf("}}\n");
 }
 
-void print_table(std::vector<result> const& results, std::uint64_t overall, executor const& cpu, unsigned threads)
+void print_table(std::vector<result> const& results, std::uint64_t overall, executor const& cpu, unsigned threads,
+                 bool same)
 {
     for (char const* array : std::span(shard_array::names).first(shard_arrays))
         std::printf("%-14s", array);
@@ -326,14 +327,16 @@ void print_table(std::vector<result> const& results, std::uint64_t overall, exec
     std::printf("\nwhat --state of `adamant plan` calls\n");
     for (std::string_view const name : state_names) {
         std::uint64_t const digest = digest_of_state(name, results);
-        bool const same = digest == digest_of_state(name, results, [](std::size_t i) { return expected[i]; });
-        std::printf("%-25s %016" PRIx64 "%s\n", name.data(), digest, same ? "" : "  DIFFERS");
+        std::uint64_t const known = digest_of_state(name, results, [](std::size_t i) { return expected[i]; });
+        std::printf("%-25s %016" PRIx64 "%s\n", name.data(), digest, digest == known ? "" : "  DIFFERS");
     }
     std::printf("overall digest %016" PRIx64 "  isa %s  threads %u\n", overall, name(cpu.tier()).data(), threads);
     if (threads < cpu.threads())
         std::printf("(of %u threads: the arrays have work for 8 at most)\n", cpu.threads());
     if (team const* const all = cpu.team().get(); all != nullptr)
         std::fputs(threads_text(all->size(), all->bound() ? all->bound_to() : pu_set{}).c_str(), stdout);
+    if (same)
+        std::printf("the same bits as on every other machine\n");
 }
 
 } // namespace
@@ -363,7 +366,7 @@ int verify(arguments& options)
     if (json)
         print_json(results, all.value(), cpu, threads, same);
     else
-        print_table(results, all.value(), cpu, threads);
+        print_table(results, all.value(), cpu, threads, same);
     if (same)
         return 0;
     std::string difference = "the overall digest differs from the expected one";
