@@ -75,6 +75,7 @@ def whole_number(value: Any, name: str, maximum: int = 2**64 - 1, minimum: int =
     return number
 
 
+_numbers = (c_double, c_int32, c_uint32, c_uint64, c_size_t)
 _unsigned_fields = {c_uint32: 2**32 - 1, c_uint64: 2**64 - 1, c_size_t: 2 ** (8 * ctypes.sizeof(c_size_t)) - 1}
 
 
@@ -94,6 +95,10 @@ class Struct(ctypes.Structure):
     def __setattr__(self, name: str, value: Any) -> None:
         maximum = self._maxima.get(name)
         super().__setattr__(name, value if maximum is None else whole_number(value, name, maximum))
+
+    def __repr__(self) -> str:  # without pointers, whose targets may be gone
+        values = ((name, getattr(self, name)) for name, kind in self._fields_[1:] if kind in _numbers)
+        return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in values)})"
 
     @classmethod
     def initialised(cls, **values: Any) -> Any:
