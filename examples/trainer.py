@@ -3,7 +3,7 @@
 """Trains a small bfloat16 model with Hugging Face's Trainer and adamant.torch.AdamW. Downloads nothing.
 
 Run trainer.py --folder runs. To resume from a checkpoint to the same bits, run
-trainer.py --folder runs --resume runs/checkpoint-10.
+trainer.py --folder runs --resume runs/checkpoint-10. With --state-format quantized8 the moments have 8 bits.
 """
 import argparse
 import hashlib
@@ -15,6 +15,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
 parser = argparse.ArgumentParser()
 parser.add_argument("--folder", default="runs")
 parser.add_argument("--resume")
+parser.add_argument("--state-format", default="float32")
 options = parser.parse_args()
 
 text = b"An optimizer reads gradients, moments and weights, and writes moments and weights. " * 40
@@ -24,7 +25,7 @@ data = [{"input_ids": list(text[begin:begin + 64]), "labels": list(text[begin:be
 torch.manual_seed(0)
 model = GPT2LMHeadModel(GPT2Config(vocab_size=256, n_positions=64, n_embd=64, n_layer=2, n_head=2, bos_token_id=0,
                                    eos_token_id=0)).to(torch.bfloat16)
-optimizer = AdamW(model.parameters(), lr=3e-3, max_norm=1.0, master=True)
+optimizer = AdamW(model.parameters(), lr=3e-3, max_norm=1.0, master=True, state_format=options.state_format)
 scheduler = torch.optim.lr_scheduler.LinearLR(optimizer, start_factor=0.1, total_iters=10)
 
 trainer = Trainer(

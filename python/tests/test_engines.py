@@ -73,6 +73,16 @@ def test_fsdp2_has_the_same_bits_on_one_and_two_ranks():
     assert ends[0] == ends[1]
 
 
+def test_megatron_that_is_not_installed_is_named(monkeypatch):
+    pytest.importorskip("torch")
+    from adamant.integrations import megatron
+    monkeypatch.setitem(sys.modules, "megatron", None)
+    monkeypatch.setitem(sys.modules, "megatron.core", None)
+    with pytest.raises(ImportError, match="cannot install adamant in Megatron: .*megatron.* Install megatron-core"):
+        megatron.install()
+    assert megatron._installed is None
+
+
 # Hugging Face. Resumed runs must end with the same bits.
 
 def test_trainer(tmp_path):
@@ -85,6 +95,18 @@ def test_trainer(tmp_path):
     ends = [re.search(r"^step 20: .*", out, re.M)[0] for out in (whole, resumed)]
     assert ends[0] == ends[1]
     assert float(re.search("clipped by (.*),", ends[0])[1]) < 1
+
+
+def test_trainer_with_8_bit_moments(tmp_path):
+    pytest.importorskip("transformers")
+    whole = run("trainer.py", "--folder", str(tmp_path), "--state-format", "quantized8")
+    resumed = run("trainer.py", "--folder", str(tmp_path), "--state-format", "quantized8", "--resume",
+                  str(tmp_path / "checkpoint-10"))
+    ends = [re.search(r"^step 20: .*", out, re.M)[0] for out in (whole, resumed)]
+    assert ends[0] == ends[1]
+    import torch
+    state = torch.load(tmp_path / "checkpoint-10" / "optimizer.pt")["state"][0]
+    assert state["exp_avg"].dtype == torch.uint8
 
 
 def test_trainer_overlaps_without_its_gradient_norm(tmp_path):

@@ -235,7 +235,8 @@ def test_install_replaces_the_class_in_every_module_and_uninstall_puts_it_back()
 
 
 def test_other_classes_stay_and_refused_options_change_nothing():
-    for options in ({"max_norm": 1.0}, {"state_format": "float8"}, {"overlap": True}, {"zenflow": {}}, {"nonsense": 1}):
+    for options in ({"max_norm": 1.0}, {"state_format": "float8"}, {"state_format": "split_float32+bfloat16"},
+                    {"overlap": True}, {"zenflow": {}}, {"nonsense": 1}):
         with pytest.raises((adamant.InvalidArgument, TypeError), match=next(iter(options))):
             megatron.install(**options)
     assert megatron._installed is None

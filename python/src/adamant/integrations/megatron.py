@@ -166,7 +166,7 @@ def install(**options: Any) -> None:
     ImportError
         megatron-core is not installed.
     InvalidArgument
-        Megatron does the option's work itself, such as clipping.
+        Megatron does the option's work itself, such as clipping and keeping masters.
 
     Notes
     -----
@@ -184,7 +184,14 @@ def install(**options: Any) -> None:
         if option in _refused:
             raise InvalidArgument(f"cannot use {option} in Megatron: {_refused[option]}. Leave it out")
     AdamW([torch.nn.Parameter(torch.empty(0))], **options)  # raises if an option is invalid
-    from megatron.core.optimizer import cpu_offloading, distrib_optimizer
+    state_format = options.get("state_format")
+    if state_format is not None and formats[state_format][0]:
+        raise InvalidArgument(f"cannot use state_format={state_format!r} in Megatron: {_refused['master']}. Use one of "
+                              "float32, bfloat16 and quantized8")
+    try:
+        from megatron.core.optimizer import cpu_offloading, distrib_optimizer
+    except ModuleNotFoundError as error:
+        raise ImportError(f"cannot install adamant in Megatron: {error}. Install megatron-core, or Megatron-LM") from error
     uninstall()
     theirs = cpu_offloading.HybridDeviceOptimizer
     _installed = (theirs, _subclass(theirs, options))
