@@ -4,7 +4,8 @@
     import adamant.integrations.megatron
     adamant.integrations.megatron.install(state_format="bfloat16")  # before Megatron creates the optimizer
 
-Checkpoints stay Megatron's: with or without install(), each loads the other's, except those with 8-bit moments.
+Checkpoints stay Megatron's: with or without install(), each loads the other's. 8-bit moments are saved as floats in
+distributed checkpoints; state_dict() keeps them, and Megatron's class cannot load that.
 """
 
 from __future__ import annotations
@@ -78,6 +79,13 @@ def _subclass(base: Any, options: Dict[str, Any]) -> Any:
             self._take_written_weights()
             super().step(closure)
 
+        def _move_new_state_to_right_device(self) -> None:
+            # Megatron's class takes torch's AdamW on a GPU for an optimizer in host memory.
+            for optimizer in self.sub_optimizers:
+                device = "cuda" if optimizer is self.gpu_optimizer else "cpu"
+                for state in optimizer.state.values():  # the dictionaries are those of self.state
+                    state.update({key: value.to(device) for key, value in state.items() if isinstance(value, Tensor)})
+
         @torch.no_grad()
         def _take_written_weights(self) -> None:
             """Copies weights that others have written since the last step into the copies that are stepped."""
@@ -115,6 +123,14 @@ def _subclass(base: Any, options: Dict[str, Any]) -> Any:
             finally:
                 self._saved = {}
 
+        def _take_loaded_states(self, groups: List[Dict[str, Any]]) -> None:
+            """Takes the states that Megatron has put in place of its own, and the step number of the param groups."""
+            steps = {int(group["step"]) for group in groups if "step" in group}
+            for state in self.state.values():
+                if steps and "step" in state:
+                    state["step"] = torch.tensor(float(max(steps)))
+            self._sync_hdo_state_to_sub_optimizers()
+
         def _sync_hdo_state_to_sub_optimizers(self) -> None:
             for param, state in self.state.items():
                 inner = self.param_to_inner_param[param]
@@ -137,11 +153,15 @@ def _replace(old: type, new: type) -> None:
             setattr(module, _name, new)
 
 
+def _is_ours(hybrid: Any) -> bool:
+    return hasattr(hybrid, "_take_written_weights")
+
+
 def _copy_model_params(theirs: Any) -> Any:
     @functools.wraps(theirs)
     def _copy_model_params_to_main_params(self: Any, state_dict: Any = None) -> None:
         hybrid = self.optimizer
-        if not hasattr(hybrid, "_take_written_weights") or self.ddp_config.use_megatron_fsdp:
+        if not _is_ours(hybrid) or self.ddp_config.use_megatron_fsdp:
             return theirs(self, state_dict)
         # With HybridDeviceOptimizer Megatron copies no model params to main params, from which `hybrid` copies.
         self.optimizer = None
@@ -151,6 +171,33 @@ def _copy_model_params(theirs: Any) -> Any:
             self.optimizer = hybrid
         hybrid.update_fp32_param_by_new_param()
     return _copy_model_params_to_main_params
+
+
+def _get_states(theirs: Any) -> Any:
+    @functools.wraps(theirs)
+    def _get_main_param_and_optimizer_states(self: Any, model_param: Any) -> Dict[str, Tensor]:
+        tensors: Dict[str, Tensor] = theirs(self, model_param)
+        if not _is_ours(self.optimizer):
+            return tensors
+        # Distributed checkpoints cut states where they cut params, and 8-bit moments have groups. All params need one
+        # dtype, and moments on a GPU are float32. When loaded, floats become the same 8-bit codes again.
+        tensors = dequantized(tensors, tensors["param"])
+        is_mixed = self.optimizer.gpu_optimizer is not None
+        return {key: value.float() if is_mixed and key in moments else value for key, value in tensors.items()}
+    return _get_main_param_and_optimizer_states
+
+
+def _load(theirs: Any) -> Any:
+    @functools.wraps(theirs)
+    def load_state_dict(self: Any, state_dict: Dict[str, Any]) -> None:
+        theirs(self, state_dict)
+        if _is_ours(self.optimizer) and "param_state" in state_dict:
+            self.optimizer._take_loaded_states(state_dict["optimizer"]["param_groups"])
+    return load_state_dict
+
+
+_patches = {"_copy_model_params_to_main_params": _copy_model_params,
+            "_get_main_param_and_optimizer_states": _get_states, "load_state_dict": _load}
 
 
 def install(**options: Any) -> None:
@@ -174,6 +221,8 @@ def install(**options: Any) -> None:
     are unchanged. A second call replaces the options. Not thread-safe. Compared with Megatron's class:
 
     - Moments keep their storage format when a state is loaded. With `state_format`, loaded moments are converted to it.
+    - Loading a distributed checkpoint takes its masters and its step number. Megatron's class keeps those of before
+      when it loads a `dp_reshardable` one.
     - With overlap_cpu_optimizer_d2h_h2d one call steps all params of a bucket of 16.8 million elements, instead of one
       param; without it, one call steps all params.
     - Weights that were written under torch.no_grad(), and those of reload_model_params(), reach the copies that are
@@ -191,13 +240,14 @@ def install(**options: Any) -> None:
     try:
         from megatron.core.optimizer import cpu_offloading, distrib_optimizer
     except ModuleNotFoundError as error:
-        raise ImportError(f"cannot install adamant in Megatron: {error}. Install megatron-core, or Megatron-LM") from error
+        raise ImportError(f"cannot install adamant in Megatron: {error}. Install megatron-core") from error
     uninstall()
     theirs = cpu_offloading.HybridDeviceOptimizer
     _installed = (theirs, _subclass(theirs, options))
     _replace(*_installed)
     optimizer = distrib_optimizer.DistributedOptimizer
-    optimizer._copy_model_params_to_main_params = _copy_model_params(optimizer._copy_model_params_to_main_params)
+    for name, patch in _patches.items():
+        setattr(optimizer, name, patch(getattr(optimizer, name)))
 
 
 def uninstall() -> None:
@@ -206,6 +256,7 @@ def uninstall() -> None:
     if _installed is None:
         return
     _replace(_installed[1], _installed[0])
-    optimizer: Optional[Any] = sys.modules["megatron.core.optimizer.distrib_optimizer"].DistributedOptimizer
-    optimizer._copy_model_params_to_main_params = optimizer._copy_model_params_to_main_params.__wrapped__
+    optimizer: Any = sys.modules["megatron.core.optimizer.distrib_optimizer"].DistributedOptimizer
+    for name in _patches:
+        setattr(optimizer, name, getattr(optimizer, name).__wrapped__)
     _installed = None
