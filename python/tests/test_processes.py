@@ -506,7 +506,7 @@ for own in (False, True):
         mine = stepped() if own else None
         del p, optimizer
         sys.exit(7)  # runs exit handlers of Python and the library
-    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
 optimizer.step()
 """
     assert run(code) == ["7", "7"]
