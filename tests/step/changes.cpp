@@ -42,7 +42,12 @@ struct tracked_arrays {
         for (std::uint64_t& word : words)
             word = random.below(2) == 0 ? 0 : random() & random();
         expected = words;
-        place = {random(), random.below(1000) * quantized_group_elems};
+        // Half of the shards contain the end of a line of random numbers, so groups begin at any element after it.
+        std::size_t const begin = random.below(2) == 0
+                                      ? random.below(64000)
+                                      : rounding_line_elems - random.below(std::min(n, rounding_line_elems) + 1);
+        bool const in_groups = of.types[shard_array::exp_avg] == dtype::quantized8;
+        place = {random(), in_groups ? begin - begin % quantized_group_elems : begin};
     }
     [[nodiscard]] std::size_t size() const { return arrays[0].size(); }
     // weight_out holds the rounded params, as after a step.
