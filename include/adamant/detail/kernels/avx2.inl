@@ -161,10 +161,11 @@ struct simd {
         return _mm256_permute4x64_epi64(interleaved, 0xd8); // quarters 0, 2, 1, 3
     }
     template <bool Interleaved>
-    ADAMANT_SIMD static void store_upper_halves(std::byte* address, u32 a, u32 b)
+    ADAMANT_SIMD static u32 store_upper_halves(std::byte* address, u32 a, u32 b)
     {
-        _mm256_storeu_si256(reinterpret_cast<__m256i_u*>(address),
-                            Interleaved ? _mm256_blend_epi16(_mm256_srli_epi32(a, 16), b, 0xaa) : upper_halves(a, b));
+        u32 const both = Interleaved ? _mm256_blend_epi16(_mm256_srli_epi32(a, 16), b, 0xaa) : upper_halves(a, b);
+        _mm256_storeu_si256(reinterpret_cast<__m256i_u*>(address), both);
+        return both;
     }
     template <bool Interleaved>
     ADAMANT_SIMD static void load_signed_halves(std::byte const* address, u32& a, u32& b)
@@ -195,22 +196,26 @@ struct simd {
             _mm_storeu_si128(reinterpret_cast<__m128i_u*>(address), narrow<T>(x));
     }
     template <class T, bool Interleaved, bool Ordinary>
-    ADAMANT_SIMD static void store_pair(std::byte* address, f32 a, f32 b, bool)
+    ADAMANT_SIMD static u32 store_pair(std::byte* address, f32 a, f32 b, bool)
     {
         if constexpr (std::is_same_v<T, float>) {
             store<T>(address, a);
             store<T>(address + lanes * sizeof(T), b);
+            return bits(a);
+        } else if constexpr (Interleaved) {
+            return store_upper_halves<true>(address, round_upper_word<Ordinary>(a), round_upper_word<Ordinary>(b));
         } else {
-            if constexpr (Interleaved)
-                store_upper_halves<true>(address, round_upper_word<Ordinary>(a), round_upper_word<Ordinary>(b));
-            else
-                _mm256_storeu_si256(reinterpret_cast<__m256i_u*>(address), narrow_pair<T, Ordinary>(a, b));
+            u32 const both = narrow_pair<T, Ordinary>(a, b);
+            _mm256_storeu_si256(reinterpret_cast<__m256i_u*>(address), both);
+            return both;
         }
     }
     template <class T, bool Ordinary>
-    ADAMANT_SIMD static void stream_pair(std::byte* address, f32 a, f32 b, bool)
+    ADAMANT_SIMD static u32 stream_pair(std::byte* address, f32 a, f32 b, bool)
     {
-        _mm256_stream_si256(reinterpret_cast<__m256i*>(address), narrow_pair<T, Ordinary>(a, b));
+        u32 const both = narrow_pair<T, Ordinary>(a, b);
+        _mm256_stream_si256(reinterpret_cast<__m256i*>(address), both);
+        return both;
     }
     ADAMANT_SIMD static void stream_fence() { _mm_sfence(); }
 
@@ -237,18 +242,9 @@ struct simd {
         return words_unless(_mm256_cmpeq_epi16(a[0], b[0]), _mm256_cmpeq_epi16(a[1], b[1]));
     }
     template <class T, bool Ordinary>
-    ADAMANT_SIMD static std::uint32_t differing_pair(f32 a0, f32 a1, f32 b0, f32 b1, bool)
+    ADAMANT_SIMD static std::uint64_t differing_pair(f32 a, f32 b, u32 stored, bool)
     {
-        if constexpr (std::is_same_v<T, bfloat16>) {
-            u32 const lower = set(0x0000ffffu); // unspecified after rounding
-            u32 const x = round_upper_word<Ordinary>(a0) ^ round_upper_word<Ordinary>(b0);
-            u32 const y = round_upper_word<Ordinary>(a1) ^ round_upper_word<Ordinary>(b1);
-            return lanes_unless(_mm256_cmpeq_epi32(x | lower, lower)) |
-                   lanes_unless(_mm256_cmpeq_epi32(y | lower, lower)) << lanes;
-        } else {
-            u32 const same = _mm256_cmpeq_epi16(narrow_pair<T, Ordinary>(a0, a1), narrow_pair<T, Ordinary>(b0, b1));
-            return words_unless(same, same) & 0xffffu;
-        }
+        return differing_words({narrow_pair<T, Ordinary>(a, b)}, {stored});
     }
     // See detail/kernels/generic.hpp.
     template <class Bits>

@@ -229,9 +229,11 @@ struct simd : differing_bits {
         return upper_halves<true>(round_upper_word<Ordinary>(evens), round_upper_word<Ordinary>(odds));
     }
     template <bool Interleaved>
-    ADAMANT_SIMD static void store_upper_halves(std::byte* address, u32 a, u32 b)
+    ADAMANT_SIMD static u32 store_upper_halves(std::byte* address, u32 a, u32 b)
     {
-        _mm512_storeu_epi32(address, upper_halves<Interleaved>(a, b));
+        u32 const both = upper_halves<Interleaved>(a, b);
+        _mm512_storeu_epi32(address, both);
+        return both;
     }
     template <bool Interleaved>
     ADAMANT_SIMD static void load_signed_halves(std::byte const* address, u32& a, u32& b)
@@ -261,21 +263,28 @@ struct simd : differing_bits {
         return _mm512_inserti64x4(_mm512_castsi256_si512(narrow<T>(a)), narrow<T>(b), 1);
     }
     template <class T, bool Interleaved, bool Ordinary>
-    ADAMANT_SIMD static void store_pair(std::byte* address, f32 a, f32 b, bool natively)
+    ADAMANT_SIMD static u32 store_pair(std::byte* address, f32 a, f32 b, bool natively)
     {
         if constexpr (std::is_same_v<T, float>) {
             store<T>(address, a);
             store<T>(address + lanes * sizeof(T), b);
-        } else if constexpr (Interleaved) {
-            _mm512_storeu_epi32(address, narrow_evens_odds<Ordinary>(a, b, natively));
+            return bits(a);
         } else {
-            _mm512_storeu_epi32(address, pack<T, Ordinary>(a, b, natively));
+            u32 both;
+            if constexpr (Interleaved)
+                both = narrow_evens_odds<Ordinary>(a, b, natively);
+            else
+                both = pack<T, Ordinary>(a, b, natively);
+            _mm512_storeu_epi32(address, both);
+            return both;
         }
     }
     template <class T, bool Ordinary>
-    ADAMANT_SIMD static void stream_pair(std::byte* address, f32 a, f32 b, bool natively)
+    ADAMANT_SIMD static u32 stream_pair(std::byte* address, f32 a, f32 b, bool natively)
     {
-        _mm512_stream_si512(reinterpret_cast<__m512i*>(address), pack<T, Ordinary>(a, b, natively));
+        u32 const both = pack<T, Ordinary>(a, b, natively);
+        _mm512_stream_si512(reinterpret_cast<__m512i*>(address), both);
+        return both;
     }
     ADAMANT_SIMD static void stream_fence()
     {
@@ -283,25 +292,9 @@ struct simd : differing_bits {
     }
 
     template <class T, bool Ordinary>
-    ADAMANT_SIMD static std::uint32_t differing_pair(f32 a0, f32 a1, f32 b0, f32 b1, bool natively)
+    ADAMANT_SIMD static std::uint64_t differing_pair(f32 a, f32 b, u32 stored, bool natively)
     {
-        if (std::is_same_v<T, bfloat16> && natively)
-            return _mm512_cmpneq_epi16_mask(pack_natively(a0, a1), pack_natively(b0, b1));
-        if constexpr (std::is_same_v<T, bfloat16> && Ordinary) { // rounded exactly, and no zero is negative
-            __mmask16 const low = _mm512_cmp_ps_mask(from_bits(round_upper_word<true>(a0)),
-                                                     from_bits(round_upper_word<true>(b0)), _CMP_NEQ_UQ);
-            __mmask16 const high = _mm512_cmp_ps_mask(from_bits(round_upper_word<true>(a1)),
-                                                      from_bits(round_upper_word<true>(b1)), _CMP_NEQ_UQ);
-            return low | std::uint32_t{high} << 16;
-        } else if constexpr (std::is_same_v<T, bfloat16>) {
-            u32 const upper = set(0xffff0000u);
-            u32 const x = round_upper_word<Ordinary>(a0) ^ round_upper_word<Ordinary>(b0);
-            u32 const y = round_upper_word<Ordinary>(a1) ^ round_upper_word<Ordinary>(b1);
-            return _mm512_test_epi32_mask(x, upper) | std::uint32_t{_mm512_test_epi32_mask(y, upper)} << 16;
-        }
-        u32 const before = pack<T, Ordinary>(a0, a1, false);
-        u32 const after = pack<T, Ordinary>(b0, b1, false);
-        return _mm512_cmpneq_epi16_mask(before, after); // a macro with some compilers
+        return differing_words({pack<T, Ordinary>(a, b, natively)}, {stored});
     }
 
     using halves = __m512i;

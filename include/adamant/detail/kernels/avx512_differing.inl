@@ -9,8 +9,7 @@ struct differing_bits {
     }
     ADAMANT_SIMD static std::uint64_t differing_words(__m512i const (&a)[1], __m512i const (&b)[1])
     {
-        __m512i const x = a[0] ^ b[0];
-        return _mm512_test_epi16_mask(x, x);
+        return _mm512_cmpneq_epi16_mask(a[0], b[0]);
     }
     template <class Bits>
     ADAMANT_SIMD static std::uint64_t differing(std::byte const* a, std::byte const* b)
@@ -19,11 +18,12 @@ struct differing_bits {
         std::uint64_t all = 0;
         ADAMANT_UNROLL
         for (std::size_t k = 0; k < 64 / count; ++k) {
-            __m512i const x = _mm512_loadu_epi32(a + k * 64) ^ _mm512_loadu_epi32(b + k * 64);
+            __m512i const x = _mm512_loadu_epi32(a + k * 64);
+            __m512i const y = _mm512_loadu_epi32(b + k * 64);
             if constexpr (sizeof(Bits) == 2)
-                all |= std::uint64_t{_mm512_test_epi16_mask(x, x)} << (k * count);
+                all |= std::uint64_t{_mm512_cmpneq_epi16_mask(x, y)} << (k * count);
             else
-                all |= std::uint64_t{_mm512_test_epi32_mask(x, x)} << (k * count);
+                all |= std::uint64_t{_mm512_test_epi32_mask(x ^ y, x ^ y)} << (k * count);
         }
         return all;
     }

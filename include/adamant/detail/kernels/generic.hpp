@@ -179,25 +179,27 @@ struct simd : vec128::codes {
     // the elements over the two vectors in another order, the same in load_pair() and store_pair(), if that is faster.
     // Ordinary: the values are results of the ordinary path, so they are +0 or from 2^-121 to 2^112 in magnitude. The
     // last argument of store_pair() tells a facade that serves processors with and without instructions that convert to
-    // bfloat16 whether this processor has them.
+    // bfloat16 whether this processor has them. Stores of 16-bit types return what they store, as in memory.
     template <class T, bool Interleaved>
     ADAMANT_SIMD static void load_pair(std::byte const* address, f32& a, f32& b)
     {
         vec128::load_pair(address, a, b, T{});
     }
     template <class T, bool Interleaved, bool Ordinary>
-    ADAMANT_SIMD static void store_pair(std::byte* address, f32 a, f32 b, bool)
+    ADAMANT_SIMD static u32 store_pair(std::byte* address, f32 a, f32 b, bool)
     {
         if constexpr (Ordinary)
             vec128::store_ordinary_pair(address, a, b, T{});
         else
             vec128::store_pair(address, a, b, T{});
+        return bits(load<float>(address));
     }
     // Stores the upper halves of the lanes, in the order in which load_pair() reads bfloat16.
     template <bool Interleaved>
-    ADAMANT_SIMD static void store_upper_halves(std::byte* address, u32 a, u32 b)
+    ADAMANT_SIMD static u32 store_upper_halves(std::byte* address, u32 a, u32 b)
     {
         vec128::store_upper_halves(address, a, b);
+        return bits(load<float>(address));
     }
     // Load adjacent 16-bit halves with sign extension, and store the lower halves of the lanes. Interleaved like
     // bfloat16.
@@ -214,9 +216,9 @@ struct simd : vec128::codes {
     // Like store_pair() for a 16-bit type, not interleaved, but bypasses the caches. The address must be a multiple of
     // the number of bytes written. Call stream_fence() to order the stores.
     template <class T, bool Ordinary>
-    ADAMANT_SIMD static void stream_pair(std::byte* address, f32 a, f32 b, bool)
+    ADAMANT_SIMD static u32 stream_pair(std::byte* address, f32 a, f32 b, bool)
     {
-        store_pair<T, false, Ordinary>(address, a, b, false);
+        return store_pair<T, false, Ordinary>(address, a, b, false);
     }
     ADAMANT_SIMD static void stream_fence() {}
 
@@ -243,17 +245,12 @@ struct simd : vec128::codes {
         }
         return differing;
     }
-    // The same for two pairs of vectors, as store_pair<T, false, Ordinary>() rounds them.
+    // The same for two vectors, as store_pair<T, false, Ordinary>() rounds them, and what it stored for others.
     template <class T, bool Ordinary>
-    ADAMANT_SIMD static std::uint32_t differing_pair(f32 a0, f32 a1, f32 b0, f32 b1, bool)
+    ADAMANT_SIMD static std::uint64_t differing_pair(f32 a, f32 b, u32 stored, bool)
     {
-        std::uint16_t before[2 * lanes], after[2 * lanes];
-        store_pair<T, false, Ordinary>(reinterpret_cast<std::byte*>(before), a0, a1, false);
-        store_pair<T, false, Ordinary>(reinterpret_cast<std::byte*>(after), b0, b1, false);
-        std::uint32_t differing = 0;
-        for (std::size_t i = 0; i < 2 * lanes; ++i)
-            differing |= (before[i] != after[i] ? 1u : 0u) << i;
-        return differing;
+        std::byte rounded[2 * lanes * sizeof(T)];
+        return differing_words({store_pair<T, false, Ordinary>(rounded, a, b, false)}, {stored});
     }
     // A bit for each of 64 elements in which two arrays differ, the lowest for the first. Bits: std::uint16_t or
     // std::uint32_t.

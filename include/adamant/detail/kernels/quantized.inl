@@ -232,12 +232,6 @@ template <class Param, class Grad, class WeightOut>
     for_param.template begin<false>(scalars.rounding.param, scalars.lines.param, begin - quantized_group_elems);
     alignas(64) std::byte scratch[4][quantized_group_elems * sizeof(float)];
     step_pointers target{scratch[0], nullptr, scratch[1], scratch[2], scratch[3]};
-    // Changed 16-bit weights are marked once for each group, whose bits are one word. In store_params(), which stores a
-    // cache line, this takes 10% of a step.
-    static_assert(quantized_group_elems == changed_word_elems);
-    constexpr bool marks_groups = !std::is_same_v<Param, float>;
-    std::uint64_t* changed = nullptr;
-    alignas(64) std::byte before[quantized_group_elems * sizeof(std::uint16_t)];
     started_codes group = {};
     std::size_t i = begin;
     for (;; i += quantized_group_elems) {
@@ -260,9 +254,6 @@ template <class Param, class Grad, class WeightOut>
         started_codes next;
         code_words m_words[code_vectors / 2];
         code_words v_words[code_vectors / 2];
-        std::byte const* const published = is_split<Param> ? target.weight_out : target.param;
-        if (marks_groups && changed != nullptr) [[unlikely]]
-            __builtin_memcpy(before, published, sizeof before);
         ADAMANT_UNROLL
         for (std::size_t k = 0; k < code_vectors; k += line_vectors) {
             std::size_t const in_group = k * simd::lanes;
@@ -301,16 +292,19 @@ template <class Param, class Grad, class WeightOut>
                 v_words[j / 2] = codes.v;
             }
         }
-        if (marks_groups && changed != nullptr) [[unlikely]]
-            *changed |= simd::template differing<std::uint16_t>(before, published);
         store_codes(m_words, v_words, group.scales, target.exp_avg, target.exp_avg_sq);
         simd::pair_of_u32 const largest = largest_of(next.exp_avg, next.exp_avg_sq);
         if (i >= end || !scales_are_ordinary || !is_in_range(seen) || exp_avg_codes_overflow(largest.a)) [[unlikely]]
             break;
         next.scales = make_scales(largest);
         group = next;
-        changed = a.changed == nullptr ? nullptr : a.changed + i / changed_word_elems;
-        target = {param, nullptr, exp_avg, exp_avg_sq, nullptr, {}, marks_groups ? nullptr : changed};
+        target = {param,
+                  nullptr,
+                  exp_avg,
+                  exp_avg_sq,
+                  nullptr,
+                  {},
+                  a.changed == nullptr ? nullptr : a.changed + i / changed_word_elems};
         if constexpr (!std::is_void_v<WeightOut>)
             target.weight_out = a.weight_out + i * sizeof(WeightOut);
     }

@@ -81,31 +81,32 @@ ADAMANT_SIMD void load_params(std::byte const* param, [[maybe_unused]] std::byte
         simd::template load_pair<Param, Interleaved>(param, a, b);
     }
 }
-// Stores two vectors of split masters from a fast path; see split_master().
+// Stores two vectors of split masters from a fast path; see split_master(). Returns the weights, as in memory.
 template <bool Interleaved>
-ADAMANT_SIMD void store_split(std::byte* param, std::byte* weight, simd::f32 a, simd::f32 b)
+ADAMANT_SIMD simd::u32 store_split(std::byte* param, std::byte* weight, simd::f32 a, simd::f32 b)
 {
     simd::u32 const half = simd::set(0x8000u);
     simd::template store_lower_halves<Interleaved>(param, simd::bits(a), simd::bits(b));
-    simd::template store_upper_halves<Interleaved>(weight, simd::add(simd::bits(a), half),
-                                                   simd::add(simd::bits(b), half));
+    return simd::template store_upper_halves<Interleaved>(weight, simd::add(simd::bits(a), half),
+                                                          simd::add(simd::bits(b), half));
 }
 
-// Stores two vectors of results of a fast path. They are finite and too small to be rounded up to infinity.
+// Stores two vectors of results of a fast path. They are finite and too small to be rounded up to infinity. If T has 16
+// bits, returns what is stored.
 template <class T, bool Interleaved, bool Ordinary>
-ADAMANT_SIMD void store_rounded(std::byte* address, simd::f32 a, simd::f32 b, bool native_bfloat16,
-                                [[maybe_unused]] random_vectors<T>& random)
+ADAMANT_SIMD simd::u32 store_rounded(std::byte* address, simd::f32 a, simd::f32 b, bool native_bfloat16,
+                                     [[maybe_unused]] random_vectors<T>& random)
 {
     if constexpr (std::is_same_v<T, bfloat16>) {
         if (random.stochastic) {
             random_state const second = random.first.plus(random.to_second);
-            simd::template store_upper_halves<Interleaved>(address, simd::add(simd::bits(a), random.first.halves()),
-                                                           simd::add(simd::bits(b), second.halves()));
+            simd::u32 const stored = simd::template store_upper_halves<Interleaved>(
+                address, simd::add(simd::bits(a), random.first.halves()), simd::add(simd::bits(b), second.halves()));
             random.first = random.first.plus(random.to_next);
-            return;
+            return stored;
         }
     }
-    simd::template store_pair<T, Interleaved, Ordinary>(address, a, b, native_bfloat16);
+    return simd::template store_pair<T, Interleaved, Ordinary>(address, a, b, native_bfloat16);
 }
 
 // Sets bits of changed weights; the lowest belongs to element i. count: number of elements.
@@ -117,10 +118,39 @@ ADAMANT_SIMD void set_changed(std::uint64_t* changed, std::size_t i, std::uint64
     if (shift + count > changed_word_elems) [[unlikely]] // a line of random numbers begins at any element
         word[1] |= bits >> (changed_word_elems - shift);
 }
+// The same for the bits of a group, which is mostly aligned.
+template <std::size_t Count>
+ADAMANT_SIMD void set_group_changed(std::uint64_t* changed, std::size_t i, std::uint64_t bits)
+{
+    using part =
+        std::conditional_t<Count == 32, std::uint32_t, std::conditional_t<Count == 16, std::uint16_t, std::uint8_t>>;
+    if (Count == 8 * sizeof(part) && i % Count == 0) [[likely]] {
+        std::byte* const address = reinterpret_cast<std::byte*>(changed) + i / 8; // words are little-endian
+        part word;
+        __builtin_memcpy(&word, address, sizeof word);
+        word = static_cast<part>(word | bits);
+        __builtin_memcpy(address, &word, sizeof word);
+        return;
+    }
+    set_changed(changed, i, bits, Count);
+}
+// 16-bit weights of a group, as in memory.
+template <std::size_t Vectors>
+struct raw_weights {
+    simd::u32 vectors[Vectors / 2];
+};
+template <std::size_t Vectors>
+ADAMANT_SIMD void load_raw(std::byte const* weights, raw_weights<Vectors>& raw)
+{
+    ADAMANT_UNROLL
+    for (std::size_t k = 0; k < Vectors / 2; ++k)
+        raw.vectors[k] = simd::bits(simd::template load<float>(weights + k * simd::lanes * sizeof(float)));
+}
 // The bits of a group's elements whose published weight differs between old params in memory and new ones. WeightOut
-// may be void. On a fast path, params are results of the path, or zero.
+// may be void; otherwise `stored` are the new weights. On a fast path, params are results of the path, or zero.
 template <class WeightOut, bool Ordinary, std::size_t Vectors>
-ADAMANT_SIMD std::uint64_t differing_params(std::byte const* old, simd::f32 const (&p)[Vectors], bool native_bfloat16)
+ADAMANT_SIMD std::uint64_t differing_params(std::byte const* old, simd::f32 const (&p)[Vectors],
+                                            raw_weights<Vectors> const& stored, bool native_bfloat16)
 {
     constexpr std::size_t lanes = simd::lanes;
     std::uint64_t differing = 0;
@@ -137,24 +167,11 @@ ADAMANT_SIMD std::uint64_t differing_params(std::byte const* old, simd::f32 cons
                 a = simd::flush(a, float_min_normal_bits);
                 b = simd::flush(b, float_min_normal_bits);
             }
-            pair = simd::template differing_pair<WeightOut, Ordinary>(a, b, p[k], p[k + 1], native_bfloat16);
+            pair = simd::template differing_pair<WeightOut, Ordinary>(a, b, stored.vectors[k / 2], native_bfloat16);
         }
         differing |= pair << (k * lanes);
     }
     return differing;
-}
-// Raw vectors of 16-bit weights of a group.
-template <std::size_t Vectors>
-struct raw_weights {
-    static constexpr std::size_t count = Vectors / 2;
-    simd::u32 vectors[count];
-};
-template <std::size_t Vectors>
-ADAMANT_SIMD void load_raw(std::byte const* weights, raw_weights<Vectors>& raw)
-{
-    ADAMANT_UNROLL
-    for (std::size_t k = 0; k < Vectors / 2; ++k)
-        raw.vectors[k] = simd::bits(simd::template load<float>(weights + k * simd::lanes * sizeof(float)));
 }
 
 // Stores a group of new params and their weights, and marks changed weights if they are tracked.
@@ -164,45 +181,43 @@ ADAMANT_SIMD void store_params(step_pointers const& a, std::size_t i, simd::f32 
 {
     constexpr std::size_t lanes = simd::lanes;
     std::byte* const param = a.param + i * sizeof(Param);
-    [[maybe_unused]] std::byte const* const weights = is_split<Param> ? a.weight_out + i * sizeof(bfloat16) : param;
-    [[maybe_unused]] raw_weights<Vectors> before;
-    if (a.changed != nullptr) [[unlikely]] {
-        if constexpr (std::is_same_v<Param, float>)
-            set_changed(a.changed, i, differing_params<WeightOut, Ordinary>(param, p, access.native_bfloat16),
-                        Vectors * lanes);
-        else
-            load_raw(weights, before);
-    }
+    [[maybe_unused]] raw_weights<Vectors> before, stored = {};
+    if constexpr (!std::is_same_v<Param, float>)
+        if (a.changed != nullptr) [[unlikely]]
+            load_raw(is_split<Param> ? a.weight_out + i * sizeof(bfloat16) : param, before);
     if constexpr (is_split<Param>) {
         ADAMANT_UNROLL
         for (std::size_t k = 0; k < Vectors; k += 2)
-            store_split<Interleaved>(param + k * lanes * sizeof(Param),
-                                     a.weight_out + (i + k * lanes) * sizeof(WeightOut), p[k], p[k + 1]);
-    } else {
-        ADAMANT_UNROLL
-        for (std::size_t k = 0; k < Vectors; k += 2)
-            store_rounded<Param, Interleaved, Ordinary>(param + k * lanes * sizeof(Param), p[k], p[k + 1],
-                                                        access.native_bfloat16, random);
-    }
-    if constexpr (!std::is_void_v<WeightOut> && !is_split<Param>) {
+            stored.vectors[k / 2] = store_split<Interleaved>(
+                param + k * lanes * sizeof(Param), a.weight_out + (i + k * lanes) * sizeof(WeightOut), p[k], p[k + 1]);
+    } else if constexpr (!std::is_void_v<WeightOut>) {
         std::byte* const out = a.weight_out + i * sizeof(WeightOut);
         if (access.stream) {
             ADAMANT_UNROLL
             for (std::size_t k = 0; k < Vectors; k += 2)
-                simd::template stream_pair<WeightOut, Ordinary>(out + k * lanes * sizeof(WeightOut), p[k], p[k + 1],
-                                                                access.native_bfloat16);
+                stored.vectors[k / 2] = simd::template stream_pair<WeightOut, Ordinary>(
+                    out + k * lanes * sizeof(WeightOut), p[k], p[k + 1], access.native_bfloat16);
         } else {
             ADAMANT_UNROLL
             for (std::size_t k = 0; k < Vectors; k += 2)
-                simd::template store_pair<WeightOut, Interleaved, Ordinary>(out + k * lanes * sizeof(WeightOut), p[k],
-                                                                            p[k + 1], access.native_bfloat16);
+                stored.vectors[k / 2] = simd::template store_pair<WeightOut, Interleaved, Ordinary>(
+                    out + k * lanes * sizeof(WeightOut), p[k], p[k + 1], access.native_bfloat16);
         }
     }
-    if constexpr (!std::is_same_v<Param, float>) {
-        if (a.changed != nullptr) [[unlikely]] {
-            raw_weights<Vectors> after;
-            load_raw(weights, after);
-            set_changed(a.changed, i, simd::differing_words(before.vectors, after.vectors), Vectors * lanes);
+    if constexpr (std::is_same_v<Param, float>)
+        if (a.changed != nullptr) [[unlikely]]
+            set_group_changed<Vectors * lanes>(
+                a.changed, i, differing_params<WeightOut, Ordinary>(param, p, stored, access.native_bfloat16));
+    if constexpr (!is_split<Param>) {
+        ADAMANT_UNROLL
+        for (std::size_t k = 0; k < Vectors; k += 2) {
+            [[maybe_unused]] simd::u32 const pair = store_rounded<Param, Interleaved, Ordinary>(
+                param + k * lanes * sizeof(Param), p[k], p[k + 1], access.native_bfloat16, random);
+            if constexpr (!std::is_same_v<Param, float>)
+                stored.vectors[k / 2] = pair;
         }
     }
+    if constexpr (!std::is_same_v<Param, float>)
+        if (a.changed != nullptr) [[unlikely]]
+            set_group_changed<Vectors * lanes>(a.changed, i, simd::differing_words(before.vectors, stored.vectors));
 }
