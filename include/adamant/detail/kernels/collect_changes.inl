@@ -25,8 +25,8 @@ inline std::size_t count_changes(std::uint64_t const* words, std::size_t n) noex
     return static_cast<std::size_t>(_mm512_reduce_add_epi64(counts));
 }
 
-// Writes the numbers of a word's bits, whose first has this number, from `target` on. Returns where they end. Has no
-// branch for up to 16 bits. The word is not zero.
+// Writes the numbers of the bits that are set in a word, which is not zero, and returns where they end. first: the
+// number of its lowest bit. Has no branch for up to 16 bits.
 ADAMANT_SIMD std::uint32_t* append_bits(std::uint32_t* target, std::uint64_t word, std::uint32_t first)
 {
     __m512i const all =
@@ -74,9 +74,9 @@ inline std::size_t count_changes(std::uint64_t const* words, std::size_t n) noex
     return count;
 }
 
-// Writes the numbers of a word's bits, whose first has this number, from `target` on. Returns where they end. Writes
-// four numbers first, however many there are: at a few bits a word, branches that depend on their number are
-// mispredicted. The word is not zero.
+// Writes the numbers of the bits that are set in a word, which is not zero, and returns where they end. first: the
+// number of its lowest bit. Writes four numbers first, however many there are: at a few bits a word, branches that
+// depend on how many there are would be mispredicted.
 ADAMANT_SIMD std::uint32_t* append_bits(std::uint32_t* target, std::uint64_t word, std::uint32_t first)
 {
     std::uint32_t* const end = target + __builtin_popcountll(word);
@@ -160,7 +160,7 @@ template <class Value>
 ADAMANT_SIMD void collect(collected_arrays& a, std::size_t n)
 {
     // Most of the time is waiting for the cache lines of the values. They are prefetched when a word's bits are found.
-    // Those of the words before are copied meanwhile: two a word, which keeps the processor's queue of misses full.
+    // Those of the words before are copied meanwhile, two for each word, so that cache misses are always under way.
     bit_buffer buffers[2];
     bit_buffer* found = &buffers[0];
     bit_buffer* waiting = &buffers[1];

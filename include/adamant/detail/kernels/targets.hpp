@@ -170,7 +170,7 @@ void mark_changes(std::byte const* before, std::byte const* after, std::size_t n
     else
         avx512::mark_changes<T>(before, after, n, changed);
 }
-// Of the processors with AVX512_BF16, only Cooper Lake lacks these two.
+// Of the processors with AVX512_BF16, only Cooper Lake lacks AVX512_VBMI2 and AVX512_VPOPCNTDQ.
 inline bool has_vbmi2() noexcept
 {
 #if defined(ADAMANT_EMULATED_AVX512)
