@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """User actions between steps: every step uses the current param_groups and state, in every mode."""
 import copy
+import gc
 import os
 import pickle
 import random
@@ -923,3 +924,36 @@ for p, optimizer in kept:
 print("ended")
 """)
     assert (done.returncode, done.stdout, done.stderr) == (0, "ended\n", "")
+
+
+def storage_refs(tensors):
+    from torch.multiprocessing.reductions import StorageWeakRef
+    return [StorageWeakRef(tensor.untyped_storage()) for tensor in tensors if tensor is not None]
+
+
+def alive(refs):
+    return sum(not ref.expired() for ref in refs)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_memory_that_the_caller_releases_is_freed(mode):
+    """Gradients after zero_grad(), also those of the first step; states that load_state_dict() replaces; and all of it
+    after the optimizer."""
+    run, gradients = Run(mode), []
+    for _ in range(3):
+        run.step()
+        gradients += storage_refs(param.grad for param in run.known)
+    assert gradients
+    run.zero_grad()
+    assert alive(gradients) == 0
+    saved = copy.deepcopy(run.optimizer.state_dict())
+    states = storage_refs(value for state in run.optimizer.state.values() for value in state.values()
+                          if isinstance(value, torch.Tensor) and value.numel())
+    run.optimizer.load_state_dict(saved)
+    run.step()
+    run.zero_grad()
+    assert alive(states) == 0
+    everything = storage_refs(run.known)
+    del run, saved
+    gc.collect()
+    assert alive(everything) == 0

@@ -248,7 +248,8 @@ class Optimizer(OptimizerHandle):
             options.weights_ready = ctypes.cast(self._weights_ready, ctypes.c_void_p)
         self.executor = executor or shared_executor()
         self._kept: List[Any] = []
-        self._gradients: List[Any] = []
+        self._gradients: List[Any] = []  # of each shard, or None if the caller keeps it alive
+        self._gradient_types: List[Any] = []  # dtype and elements of each
         self._interrupted: List[Any] = []  # gradients that libadamant_c may use after an interrupted or failed call
         self._new_report = Report.initialised()
         super().__init__(lambda pointer: library().adamant_optimizer_create(self.executor.pointer, byref(options),
@@ -330,20 +331,20 @@ class Optimizer(OptimizerHandle):
         number = c_size_t()
         with delayed_signals:
             self._call("adamant_add_shard", whole_number(group, "group"), name.encode(), byref(shard), byref(number))
-            self._kept.append([*arrays.values(), changed])
+            self._kept.append([array for field, array in arrays.items() if field != "grad"] + [changed])
             self._gradients.append(grad)
+            self._gradient_types.append(array_info(grad, "grad")[1:3])
         return number.value
 
     def _gradient_address(self, shard: int, grad: Any) -> int:
         if whole_number(shard, "shard") >= len(self._gradients):
             raise InvalidArgument(f"cannot use shard {shard}: the optimizer has "
                                   f"{counted(len(self._gradients), 'shard')}")
-        known = array_info(self._gradients[shard], "the gradient")
         info = array_info(grad, f"the gradient of shard {shard}")
-        if info[1:3] != known[1:3]:
+        if info[1:3] != self._gradient_types[shard]:
+            dtype, elements = self._gradient_types[shard]
             raise InvalidArgument(f"the gradient of shard {shard} has {counted(info.elements, 'element')} of dtype "
-                                  f"{info.dtype}, but must have {known.elements} of dtype {known.dtype}, as passed to "
-                                  "add_shard()")
+                                  f"{info.dtype}, but must have {elements} of dtype {dtype}, as passed to add_shard()")
         return info.address
 
     def _call_with_gradient(self, function: str, shard: int, grad: Any) -> None:
@@ -448,8 +449,9 @@ class Optimizer(OptimizerHandle):
         self._kept.extend(arrays)
 
     def keep_only(self, arrays: List[Any]) -> None:
-        """Keep only these objects alive, for engines that pass all addresses in every step."""
+        """Keep only these objects alive, and no gradient, for engines that pass all addresses in every step."""
         self._kept[:] = arrays
+        self._gradients = [None] * len(self._gradients)
 
     def begin_step(self, *, loss_scale: Optional[float] = None, max_norm: Optional[float] = None,
                    max_abs_grad: Optional[float] = None, lr: Union[None, float, Sequence[float]] = None) -> None:
