@@ -157,6 +157,21 @@ def test_small_tensors_keep_several_records():
         rollback(1, 0, arrays)
 
 
+@pytest.mark.parametrize("param, moment", pairs)
+def test_records_keep_no_gradient(param, moment):
+    from torch.multiprocessing.reductions import StorageWeakRef
+    arrays, gradients = tensors(param, moment), []
+    for step in (1, 2, 3):
+        arrays[1] = arrays[1].clone()
+        gradients.append(StorageWeakRef(arrays[1].untyped_storage()))
+        update(1, step, arrays)
+    arrays[1] = arrays[1].clone()
+    gradients.append(StorageWeakRef(arrays[1].untyped_storage()))
+    rollback(1, 3, arrays)
+    del arrays[1]
+    assert [gradient.expired() for gradient in gradients] == [True] * 4
+
+
 def test_a_refused_rollback_of_moved_params_changes_nothing():
     arrays = tensors(size=100003)
     update(1, 1, arrays)

@@ -78,6 +78,11 @@ def _written(arrays: Sequence[Any]) -> List[Any]:
 
 class _Record(Optimizer):
     hyper: Optional[Hyper] = None  # of group 0
+    arrays: Sequence[Any] = ()
+
+    def forget_gradient(self) -> None:
+        """Drop the reference to the gradient, which the caller passes again to a rollback."""
+        self.keep_only(self.arrays)
 
 
 class Records:
@@ -113,6 +118,7 @@ class Records:
         record = _Record(self._executor, on_nonfinite="apply", keep_last_step=True)
         group = record.add_group("all", exp_avg_sq_rounding="nearest")
         record.add_shard(group, "params", self._arrays[0], grad, *self._arrays[1:])
+        record.arrays = self._arrays
         return record
 
     def update(self, hyper: Hyper, step: int, arrays: Sequence[Any]) -> None:
@@ -129,6 +135,7 @@ class Records:
                 record.hyper = hyper
             record.steps = step - 1
             record.step([arrays[1]])
+            record.forget_gradient()
         self._done.append((step, record))
 
     def roll_back(self, step: int, arrays: Sequence[Any]) -> None:
@@ -149,6 +156,7 @@ class Records:
             try:
                 record.set_gradient(0, arrays[1])
                 record.rollback()
+                record.forget_gradient()
             except BaseException:
                 for (known, _), values in zip(moved, before):
                     known.copy_(values)
