@@ -217,6 +217,10 @@ struct simd {
         _mm256_stream_si256(reinterpret_cast<__m256i*>(address), both);
         return both;
     }
+    ADAMANT_SIMD static void stream(std::byte* address, u32 x)
+    {
+        _mm256_stream_si256(reinterpret_cast<__m256i*>(address), x);
+    }
     ADAMANT_SIMD static void stream_fence() { _mm_sfence(); }
 
     ADAMANT_SIMD static std::uint32_t lanes_unless(u32 same)
@@ -343,6 +347,11 @@ struct simd {
     {
         _mm256_storeu_si256(reinterpret_cast<__m256i_u*>(address), x.a);
         _mm256_storeu_si256(reinterpret_cast<__m256i_u*>(address + 32), x.b);
+    }
+    ADAMANT_SIMD static void stream_halves(std::byte* address, halves x)
+    {
+        stream(address, x.a);
+        stream(address + 32, x.b);
     }
     ADAMANT_SIMD static void load_halves(std::byte const* address, u32 (&x)[vectors])
     {

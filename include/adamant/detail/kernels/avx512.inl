@@ -286,6 +286,10 @@ struct simd : differing_bits {
         _mm512_stream_si512(reinterpret_cast<__m512i*>(address), both);
         return both;
     }
+    ADAMANT_SIMD static void stream(std::byte* address, u32 x)
+    {
+        _mm512_stream_si512(reinterpret_cast<__m512i*>(address), x);
+    }
     ADAMANT_SIMD static void stream_fence()
     {
         _mm_sfence();
@@ -344,6 +348,10 @@ struct simd : differing_bits {
     ADAMANT_SIMD static void store_halves(std::byte* address, halves x)
     {
         _mm512_storeu_epi32(address, x);
+    }
+    ADAMANT_SIMD static void stream_halves(std::byte* address, halves x)
+    {
+        stream(address, x);
     }
     ADAMANT_SIMD static void load_halves(std::byte const* address, u32 (&x)[vectors])
     {

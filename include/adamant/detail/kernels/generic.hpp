@@ -220,6 +220,11 @@ struct simd : vec128::codes {
     {
         return store_pair<T, false, Ordinary>(address, a, b, false);
     }
+    // One vector; the same.
+    ADAMANT_SIMD static void stream(std::byte* address, u32 x)
+    {
+        store<float>(address, from_bits(x));
+    }
     ADAMANT_SIMD static void stream_fence() {}
 
     // A bit for each lane in which two vectors differ, the lowest for the first.
@@ -358,6 +363,11 @@ struct simd : vec128::codes {
     {
         store_u32(address, x.parts[0] | shift_left<16>(x.parts[1]));
         store_u32(address + sizeof(u32), x.parts[2] | shift_left<16>(x.parts[3]));
+    }
+    // The same past the caches, see stream_pair().
+    ADAMANT_SIMD static void stream_halves(std::byte* address, halves const& x)
+    {
+        store_halves(address, x);
     }
     ADAMANT_SIMD static void load_halves(std::byte const* address, u32 (&x)[vectors])
     {

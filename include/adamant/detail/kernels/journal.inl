@@ -98,6 +98,7 @@ struct record_writer {
     std::byte* codes;             // codes of the shard's first group
     std::byte* old;               // end of the old values that are written
     std::byte* moment_buffers[2]; // old moments of the two groups that are under way; recorded after their params
+    bool stream;                  // codes go past the caches
 
     // Records the old values of elements [begin, end), which are whole groups.
     ADAMANT_SIMD void keep_groups(step_pointers const& a, std::size_t begin, std::size_t end)
@@ -198,7 +199,10 @@ struct recorder : record_writer {
         unsigned const moment_misfits = group.recorded.misfits;
         std::byte* const group_codes = codes + i * sizeof(std::uint16_t);
         if ((param_misfits | moment_misfits) == 0) [[likely]] {
-            simd::store_halves(group_codes, simd::either(p, group.recorded.moments));
+            if (stream)
+                simd::stream_halves(group_codes, simd::either(p, group.recorded.moments));
+            else
+                simd::store_halves(group_codes, simd::either(p, group.recorded.moments));
             return;
         }
         // Zeroes differences that do not fit, because they would overflow into other fields.
@@ -253,7 +257,9 @@ std::byte* recorded_step(step_pointers const& a, std::size_t n, coefficients con
 {
     float_mode_scope const mode(subnormals::flushed);
     alignas(64) std::byte moments[2][2 * group_elems * sizeof(float)];
-    record_writer writer{record, record + (n - n % group_elems) * sizeof(std::uint16_t), {moments[0], moments[1]}};
+    bool const stream = simd::can_stream && access.stream;
+    record_writer writer{
+        record, record + (n - n % group_elems) * sizeof(std::uint16_t), {moments[0], moments[1]}, stream};
     if constexpr (std::is_void_v<WeightOut> || !simd::can_stream)
         access.stream = false;
     else
@@ -261,7 +267,7 @@ std::byte* recorded_step(step_pointers const& a, std::size_t n, coefficients con
     static constexpr paths_of_types<record_writer> grad_paths = recorded_paths<Grad, WeightOut>(false);
     static constexpr paths_of_types<record_writer> float_paths = recorded_paths<Grad, WeightOut>(true);
     step_stretch(a, 0, n, {c, {}}, access, access.grad_is_float ? float_paths : grad_paths, writer);
-    if (access.stream)
+    if (stream)
         simd::stream_fence();
     return writer.old;
 }
