@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Steps that leave a record, and the rollback, on the tier of this run: every bit, whatever the values.
+#include <vector>
+
 #include <adamant/formats.hpp>
 #include <adamant/detail/kernels/dispatch.hpp>
 
@@ -108,6 +110,66 @@ void check_all(test::random_bits& random)
 }
 
 } // namespace
+
+// Formats without codes: a step copies the state that it overwrites, and has the bits of one that copies nothing.
+TEST_CASE("a step copies the state that it overwrites, whatever the values", "[lossy_rollback]")
+{
+    test::random_bits random(29);
+    std::size_t formats = 0;
+    for (shard_format const& format : all_formats()) {
+        shard_dtypes const& types = format.types;
+        kernel::block_kernels const& kernels = format.block_kernels_for(test::tier());
+        if (kernels.recorded != nullptr || types[shard_array::exp_avg] == dtype::quantized8)
+            continue;
+        ++formats;
+        for (test::values const kind : test::all_values)
+            for (std::size_t const n : test::sizes{1, 31, 33, 64, 1000, 4096}) {
+                std::vector<test::array> now, copies;
+                now.reserve(types.size()); // an array that is moved loses its offset
+                for (dtype const type : types) {
+                    now.emplace_back(type, n, random.below(4) * 2);
+                    copies.emplace_back(type, n);
+                }
+                for (std::size_t i = 0; i < n; ++i)
+                    for (std::size_t which = 0; which < now.size(); ++which)
+                        if (types[which] != dtype::none) {
+                            test::values const k = random.below(64) == 0 ? kind : test::values::ordinary;
+                            bool const is_second = which == shard_array::exp_avg_sq;
+                            float const x = test::value_of(k, random, is_second ? -24 : -14, is_second ? -18 : -8);
+                            now[which].set(i, is_second ? test::from_bits(test::bits(x) & float_abs_mask) : x);
+                        }
+                std::vector<test::array> const before = now;
+                std::vector<test::array> expected = now;
+                auto const pointers = [](std::vector<test::array>& arrays) {
+                    return kernel::step_pointers{arrays[0].data(), arrays[1].data(), arrays[2].data(),
+                                                 arrays[3].data(), arrays[4].data(), {7, 65500}}; // a line ends within
+                };
+                bool const l2 = random.below(2) == 0;
+                coefficients const c = make_coefficients({.lr = 1e-3,
+                                                          .weight_decay = 0.1,
+                                                          .mode = l2 ? decay_mode::l2 : decay_mode::decoupled,
+                                                          .rounding = {rounding::stochastic, rounding::stochastic, 5}},
+                                                         3);
+                kernel::state_copies const to{copies[shard_array::param].data(), copies[shard_array::exp_avg].data(),
+                                              copies[shard_array::exp_avg_sq].data(),
+                                              copies[shard_array::weight_out].data(), random.below(2) == 0};
+                kernels.step(pointers(expected), 0, n, c, false);
+                kernel::step_pointers at = pointers(now);
+                at.copies = &to;
+                kernels.step(at, 0, n, c, n > 64);
+                INFO(to_text(types) << ", n " << n << ", values " << static_cast<int>(kind) << ", l2 " << l2);
+                for (std::size_t which = 0; which < now.size(); ++which) {
+                    auto const array = static_cast<shard_array::index>(which);
+                    INFO(shard_array::names[which]);
+                    if (types[which] != dtype::none)
+                        REQUIRE(now[which].difference(expected[which]) == "");
+                    if (is_state(types, array))
+                        REQUIRE(copies[which].difference(before[which]) == "");
+                }
+            }
+    }
+    CHECK(formats >= 36);
+}
 
 // Seen in DeepSpeed cpu_adam_impl.cpp.
 TEST_CASE("a step is rolled back to the bit, whatever the values", "[lossy_rollback]")

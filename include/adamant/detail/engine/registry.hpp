@@ -31,7 +31,7 @@ struct tracked_shard {
     std::size_t first_block = 0; // index among the blocks of all shards
     unsigned summed = 0;         // micro-steps in the accumulator
 };
-static_assert(sizeof(tracked_shard) <= 136);
+static_assert(sizeof(tracked_shard) <= 144);
 
 // If a function throws, it changes nothing. optimizer.hpp documents the exceptions.
 class registry {

@@ -162,6 +162,22 @@ ADAMANT_SIMD void copy_published(step_pointers const& a, array_types const& type
                  n * sizeof(std::uint16_t));
 }
 
+// Copies the state of n elements, see state_copies.
+ADAMANT_SIMD void copy_few_of(dtype type, std::byte* copies, std::byte const* array, std::size_t begin, std::size_t n)
+{
+    std::size_t const bytes = size_bytes(type);
+    copy_few(copies + begin * bytes, array + begin * bytes, n * bytes);
+}
+[[gnu::noinline]] inline void copy_few_states(step_pointers const& a, array_types const& types, std::size_t begin,
+                                              std::size_t n) noexcept
+{
+    copy_few_of(types.param, a.copies->param, a.param, begin, n);
+    copy_few_of(types.exp_avg, a.copies->exp_avg, a.exp_avg, begin, n);
+    copy_few_of(types.exp_avg_sq, a.copies->exp_avg_sq, a.exp_avg_sq, begin, n);
+    if (types.param == dtype::split_float32)
+        copy_few_of(types.weight_out, a.copies->weight_out, a.weight_out, begin, n);
+}
+
 // Steps elements [begin, end), and flushes explicitly after each operation. Returns the number of gradients that are
 // not finite.
 [[gnu::noinline]] inline std::uint64_t careful_step(step_pointers const& a, array_types const& types, std::size_t begin,
@@ -174,6 +190,8 @@ ADAMANT_SIMD void copy_published(step_pointers const& a, array_types const& type
         n = end - begin < careful_elems ? end - begin : careful_elems;
         if (a.changed != nullptr)
             copy_published(a, types, begin, n, published);
+        if (a.copies != nullptr)
+            copy_few_states(a, types, begin, n);
         widen_few(types.param, a.param, begin, n, param); // for split masters, too, to fill the last vector up
         if (types.param == dtype::split_float32)
             join_few(a, begin, n, param);

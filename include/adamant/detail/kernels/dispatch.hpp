@@ -25,6 +25,16 @@ std::uint64_t fused_step(step_pointers const& a, std::size_t begin, std::size_t 
         std::uint64_t nonfinite = 0;
         rounding_lines lines = {};
         std::size_t line_end = begin;
+        if (a.copies != nullptr) {
+            auto const copy = [&](std::byte* copies, std::byte const* array, std::size_t bytes) {
+                std::memcpy(copies + begin * bytes, array + begin * bytes, (end - begin) * bytes);
+            };
+            copy(a.copies->param, a.param, sizeof(Param));
+            copy(a.copies->exp_avg, a.exp_avg, sizeof(ExpAvg));
+            copy(a.copies->exp_avg_sq, a.exp_avg_sq, sizeof(ExpAvgSq));
+            if constexpr (is_split<Param>)
+                copy(a.copies->weight_out, a.weight_out, sizeof(WeightOut));
+        }
         for (std::size_t i = begin; i < end; ++i) {
             if (i == line_end) {
                 lines = rounding_lines_at(c.rounding.key, a.place, i);

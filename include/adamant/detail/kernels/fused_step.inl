@@ -83,6 +83,43 @@ struct no_recorder : no_record {
     }
 };
 
+// Whether records of a step are codes (detail/kernels/journal.inl), so that it never copies state.
+template <class Param, class ExpAvg, class ExpAvgSq>
+constexpr bool records_codes()
+{
+    bool const has_float_moments = std::is_same_v<ExpAvg, float> && std::is_same_v<ExpAvgSq, float>;
+    return simd::has_fast_paths && has_float_moments && (std::is_same_v<Param, float> || is_split<Param>);
+}
+
+// Copies elements [i, i + Vectors * lanes) of an array.
+template <class T, std::size_t Vectors>
+ADAMANT_SIMD void copy_vectors(std::byte* copies, std::byte const* array, std::size_t i, bool stream)
+{
+    constexpr std::size_t vector_bytes = simd::lanes * sizeof(float);
+    std::byte* const target = copies + i * sizeof(T);
+    std::byte const* const source = array + i * sizeof(T);
+    static_assert(Vectors * simd::lanes * sizeof(T) % vector_bytes == 0);
+    bool const is_aligned = reinterpret_cast<std::uintptr_t>(target) % vector_bytes == 0;
+    ADAMANT_UNROLL
+    for (std::size_t byte = 0; byte < Vectors * simd::lanes * sizeof(T); byte += vector_bytes) {
+        simd::f32 const x = simd::template load<float>(source + byte);
+        if (stream && is_aligned)
+            simd::stream(target + byte, simd::bits(x));
+        else
+            simd::template store<float>(target + byte, x);
+    }
+}
+// Copies the state of a group, see state_copies.
+template <class Param, class ExpAvg, class ExpAvgSq, std::size_t Vectors>
+ADAMANT_SIMD void copy_state(step_pointers const& a, std::size_t i)
+{
+    copy_vectors<Param, Vectors>(a.copies->param, a.param, i, a.copies->stream);
+    copy_vectors<ExpAvg, Vectors>(a.copies->exp_avg, a.exp_avg, i, a.copies->stream);
+    copy_vectors<ExpAvgSq, Vectors>(a.copies->exp_avg_sq, a.exp_avg_sq, i, a.copies->stream);
+    if constexpr (is_split<Param>)
+        copy_vectors<bfloat16, Vectors>(a.copies->weight_out, a.weight_out, i, a.copies->stream);
+}
+
 // Starts the group at element i: stores both moments and issues the divisions. Returns false, with nothing written, if
 // the group fails the checks of the path.
 template <path Path, bool Interleaved, class Param, class Grad, class ExpAvg, class ExpAvgSq, class Recorder,
@@ -133,6 +170,9 @@ ADAMANT_SIMD bool start_group(step_pointers const& a, std::size_t i, coefficient
             updates[k] = start_param<Path>(s[k], c);
     }
     recorder.template moments<Path>(a, i, c, old, g, s, group.recorded);
+    if constexpr (!records_codes<Param, ExpAvg, ExpAvgSq>())
+        if (a.copies != nullptr) [[unlikely]]
+            copy_state<Param, ExpAvg, ExpAvgSq, Vectors>(a, i);
     constexpr bool is_ordinary = Path == path::ordinary;
     ADAMANT_UNROLL
     for (std::size_t k = 0; k < Vectors; k += 2)
@@ -278,6 +318,9 @@ template <class Param, class Grad, class ExpAvg, class ExpAvgSq, class WeightOut
         return false;
     step_pointers const target = pointers_at<Param, Grad, ExpAvg, ExpAvgSq, WeightOut>(a, end - rest);
     step_pointers const results = pointers_at<Param, Grad, ExpAvg, ExpAvgSq, WeightOut>(copy, group_elems - rest);
+    if constexpr (!records_codes<Param, ExpAvg, ExpAvgSq>())
+        if (a.copies != nullptr)
+            copy_few_states(a, types_of<Param, Grad, ExpAvg, ExpAvgSq, WeightOut>, end - rest, rest);
     copy_few(target.param, results.param, rest * sizeof(Param));
     copy_few(target.exp_avg, results.exp_avg, rest * sizeof(ExpAvg));
     copy_few(target.exp_avg_sq, results.exp_avg_sq, rest * sizeof(ExpAvgSq));

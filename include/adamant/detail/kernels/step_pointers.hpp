@@ -13,6 +13,16 @@ ADAMANT_BEGIN_NAMESPACE
 
 namespace kernel {
 
+// Where a step copies the state that it overwrites: element i to element i of each array. The arrays begin at multiples
+// of 64 bytes.
+struct state_copies {
+    std::byte* param;
+    std::byte* exp_avg;
+    std::byte* exp_avg_sq;
+    std::byte* weight_out; // of split masters
+    bool stream;           // past the caches
+};
+
 // The arrays of one shard, and its position in the parameter, on which stochastic rounding depends. The arrays are
 // bytes because they may have any alignment. weight_out may be null. With split masters weight_out is also read, as the
 // upper half of the params.
@@ -23,7 +33,8 @@ struct step_pointers {
     std::byte* exp_avg_sq;
     std::byte* weight_out;
     place_in_param place = {};
-    std::uint64_t* changed = nullptr; // bits of changed weights, see any_shard::track()
+    std::uint64_t* changed = nullptr;     // bits of changed weights, see any_shard::track()
+    state_copies const* copies = nullptr; // not with 8-bit moments, and where records are codes (records_codes())
 };
 
 // How a step accesses memory, which affects its speed and never its bits, and the type of the gradient.

@@ -90,8 +90,7 @@ public:
     // Upper bound of the bytes of a record of n elements.
     [[nodiscard]] std::size_t record_bytes_at_most(std::size_t n) const noexcept
     {
-        return changes_bytes(n) +
-               (kernels_->recorded != nullptr ? kernel::record_bytes_at_most(n) : state_bytes(n) + 64);
+        return changes_bytes(n) + (kernels_->recorded != nullptr ? kernel::record_bytes_at_most(n) : copies_bytes(n));
     }
     // Bytes of a record of n elements for the words for changed weights before the step; a multiple of 64.
     [[nodiscard]] std::size_t changes_bytes(std::size_t n) const noexcept
@@ -244,8 +243,7 @@ public:
     }
 
 private:
-    // A record that is a copy has the arrays of this number of elements, one after another, then those of the next. The
-    // step of these elements prefetches what is copied next.
+    // 8-bit moments are copied in parts of this number of elements. The step of a part prefetches what is copied next.
     static constexpr std::size_t copied_elems = 512;
 
     [[nodiscard]] std::uint64_t* words_of(std::size_t block) const noexcept
@@ -262,21 +260,32 @@ private:
                 return kernels_->recorded(arrays, n, c, access, record);
             });
         }
-        kernel::step_pointers const arrays = arrays_at(block, g.elements);
-        for (std::size_t begin = 0; begin < n; begin += copied_elems) {
-            std::size_t const end = std::min(n, begin + copied_elems);
-            for_each_copied(block, begin, end, [&](std::byte const* old, std::size_t size) {
-                if (access.stream) // a large model: the record leaves the caches before it is read
-                    stream_copy(record, old, size);
-                else
-                    std::memcpy(record, old, size);
-                record += size;
-            });
-            (g.in_scratch ? kernels_->step_scratch : kernels_->step)(arrays, begin, end, c, access);
+        kernel::step_pointers arrays = arrays_at(block, g.elements);
+        kernel::step_function const function = g.in_scratch ? kernels_->step_scratch : kernels_->step;
+        if (type(exp_avg) == dtype::quantized8) {
+            for (std::size_t begin = 0; begin < n; begin += copied_elems) {
+                std::size_t const end = std::min(n, begin + copied_elems);
+                for_each_copied(block, n, record, [&](shard_array::index which, std::byte* state, std::byte* old) {
+                    std::size_t const first = bytes(which, begin);
+                    if (access.stream) // a large model: the record leaves the caches before it is read
+                        stream_copy(old + first, state + first, bytes(which, end) - first);
+                    else
+                        std::memcpy(old + first, state + first, bytes(which, end) - first);
+                });
+                function(arrays, begin, end, c, access);
+            }
+        } else {
+            std::byte* copies[shard_arrays] = {};
+            for_each_copied(block, n, record,
+                            [&](shard_array::index which, std::byte*, std::byte* old) { copies[which] = old; });
+            kernel::state_copies const to{copies[param], copies[exp_avg], copies[exp_avg_sq], copies[weight_out],
+                                          access.stream};
+            arrays.copies = &to;
+            function(arrays, 0, n, c, access);
         }
         if (access.stream)
             stream_fence();
-        return record;
+        return record + copies_bytes(n);
     }
     void roll_back_state(std::size_t block, ready_gradient g, coefficients const& c, kernel::memory_access access,
                          std::byte const* record, scratch_block& scratch) const noexcept
@@ -289,20 +298,33 @@ private:
             });
             return;
         }
-        for (std::size_t begin = 0; begin < n; begin += copied_elems)
-            for_each_copied(block, begin, std::min(n, begin + copied_elems), [&](std::byte* place, std::size_t size) {
-                std::memcpy(place, record, size);
-                record += size;
-            });
+        for_each_copied(block, n, record, [&](shard_array::index which, std::byte* state, std::byte const* old) {
+            std::memcpy(state, old, bytes(which, n));
+        });
     }
 
-    // Calls work(address, bytes) for the state of elements [begin, end) of a block.
-    template <class Work>
-    void for_each_copied(std::size_t block, std::size_t begin, std::size_t end, Work const& work) const
+    // A record that is a copy has the arrays of a block's state, one after another. Calls
+    // work(array, a block's state, its copy) for each.
+    template <class Record, class Work>
+    void for_each_copied(std::size_t block, std::size_t n, Record* record, Work const& work) const
     {
         for (shard_array::index const which : state_arrays)
-            if (is_state(which))
-                work(data(which) + bytes(which, block * norm_block_elems + begin), bytes(which, end - begin));
+            if (is_state(which)) {
+                work(which, data(which) + bytes(which, block * norm_block_elems), record);
+                record += copy_bytes(which, n);
+            }
+    }
+    // Bytes of one copy, and of such a record: each copy begins at a cache line.
+    [[nodiscard]] std::size_t copy_bytes(shard_array::index which, std::size_t n) const noexcept
+    {
+        return (bytes(which, n) + 63) / 64 * 64;
+    }
+    [[nodiscard]] std::size_t copies_bytes(std::size_t n) const noexcept
+    {
+        std::size_t total = 0;
+        for (shard_array::index const which : state_arrays)
+            total += is_state(which) ? copy_bytes(which, n) : 0;
+        return total;
     }
     // The gradients from element `begin` on as floats, in the shard's array or in scratch.
     [[nodiscard]] std::byte const* float_gradient(std::size_t begin, std::size_t n,
