@@ -302,7 +302,7 @@ folder, when = sys.argv[1:]
 
 def work(rank):
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2,
-                            timeout=datetime.timedelta(seconds=5))
+                            timeout=datetime.timedelta(seconds=60))
     p = torch.nn.Parameter(torch.ones(50000))
     # Both ranks' shards have equal values.
     optimizer = AdamW([{"params": [p], "replicated": False}], lr=0.1, max_norm=1.0, process_group=dist.group.WORLD,
