@@ -199,6 +199,18 @@ def test_a_step_that_clips_has_the_bits_of_one_that_waited_for_the_norm(seed, mo
     assert all(wrapped.optimizer.state[param]["step"].item() == 8 for param in params)
 
 
+@pytest.mark.parametrize("max_norm", [0.5, 1e9])
+def test_gradients_are_freed_after_a_step(max_norm):
+    from torch.multiprocessing.reductions import StorageWeakRef
+    params, wrapped = offload([(64, 8), (9,)], [1])
+    for _ in range(2):
+        grads = [torch.randn(p.shape) for p in params]
+        known = [StorageWeakRef(grad.untyped_storage()) for grad in grads]
+        run_step(params, wrapped, grads, 1.0, max_norm)
+        del grads
+        assert all(ref.expired() for ref in known)
+
+
 def test_a_norm_that_is_not_finite_leaves_everything_as_before_the_step():
     params, wrapped = offload([(64, 8), (9,)], [1])
     grads = [torch.randn(p.shape) for p in params]

@@ -78,11 +78,6 @@ def _written(arrays: Sequence[Any]) -> List[Any]:
 
 class _Record(Optimizer):
     hyper: Optional[Hyper] = None  # of group 0
-    arrays: Sequence[Any] = ()
-
-    def forget_gradient(self) -> None:
-        """Drop the reference to the gradient, which the caller passes again to a rollback."""
-        self.keep_only(self.arrays)
 
 
 class Records:
@@ -118,7 +113,6 @@ class Records:
         record = _Record(self._executor, on_nonfinite="apply", keep_last_step=True)
         group = record.add_group("all", exp_avg_sq_rounding="nearest")
         record.add_shard(group, "params", self._arrays[0], grad, *self._arrays[1:])
-        record.arrays = self._arrays
         return record
 
     def update(self, hyper: Hyper, step: int, arrays: Sequence[Any]) -> None:
@@ -135,7 +129,7 @@ class Records:
                 record.hyper = hyper
             record.steps = step - 1
             record.step([arrays[1]])
-            record.forget_gradient()
+            record.release_gradients()  # a rollback gets it again
         self._done.append((step, record))
 
     def roll_back(self, step: int, arrays: Sequence[Any]) -> None:
@@ -156,7 +150,7 @@ class Records:
             try:
                 record.set_gradient(0, arrays[1])
                 record.rollback()
-                record.forget_gradient()
+                record.release_gradients()
             except BaseException:
                 for (known, _), values in zip(moved, before):
                     known.copy_(values)

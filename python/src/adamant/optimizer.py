@@ -451,6 +451,10 @@ class Optimizer(OptimizerHandle):
     def keep_only(self, arrays: List[Any]) -> None:
         """Keep only these objects alive, and no gradient, for engines that pass all addresses in every step."""
         self._kept[:] = arrays
+        self.release_gradients()
+
+    def release_gradients(self) -> None:
+        """Drop the references to gradients. Their memory may be freed until the next call that passes them."""
         self._gradients = [None] * len(self._gradients)
 
     def begin_step(self, *, loss_scale: Optional[float] = None, max_norm: Optional[float] = None,

@@ -157,6 +157,8 @@ def clipping(base: Any) -> Any:
                     state["step"] -= 1
 
         def _forget(self) -> None:
+            for _, record in self._records.values():
+                record.release_gradients()
             self._stepped.clear()
             self._words.zero_()
 
