@@ -700,6 +700,34 @@ TEST_CASE("what an optimizer will allocate is known before it does", "[host_oom]
     CHECK(plain.seconds > 0);
 }
 
+TEST_CASE("the default journal holds the records of small shards, in every format")
+{
+    test::random_bits random(31);
+    for (shard_format const& format : all_formats()) {
+        optimizer o(executor_of(1), {.max_norm = 1e9, .speculate = speculation::always});
+        o.add_group("all", usual_adamw);
+        std::vector<std::vector<test::array>> shards;
+        for (std::size_t k = 0; k < 300; ++k) {
+            std::size_t const n = random.below(3) == 0 ? 1 + random.below(70) : 1;
+            std::vector<test::array>& arrays = shards.emplace_back();
+            arrays.reserve(format.types.size());
+            for (std::size_t which = 0; which < format.types.size(); ++which) {
+                arrays.emplace_back(format.types[which], n);
+                for (std::size_t i = 0; i < n && format.types[which] != dtype::none; ++i)
+                    arrays[which].set(i, which == shard_array::exp_avg_sq ? 1e-6f : 1e-2f);
+            }
+            any_shard const shard(
+                format, {arrays[0].data(), arrays[1].data(), arrays[2].data(), arrays[3].data(), arrays[4].data()}, n);
+            o.add_shard({.group = 0, .name = std::to_string(k), .shard = optimizer_shard(shard)});
+        }
+        o.begin_step();
+        for (std::size_t k = 0; k < shards.size(); ++k)
+            o.submit(k);
+        INFO(to_text(format.types));
+        CHECK(o.finish().shards_waited == 0);
+    }
+}
+
 // User reports: NeMo #14243, SkyRL #1403, prime-rl #3561, verl #4870.
 TEST_CASE("a run that is resumed, cut otherwise, is the run that was not stopped", "[bad_resume]")
 {

@@ -40,16 +40,19 @@ namespace detail {
 {
     return records + records / 8 + 16 * std::size_t{threads} * longest_record(shard_registry);
 }
+// Bytes of the longest records of a range of blocks.
+[[nodiscard]] inline std::size_t longest_records(offload_shard const& s, block_range const& range) noexcept
+{
+    return (range.blocks() - 1) * s.record_bytes_at_most(s.length(range.begin)) +
+           s.record_bytes_at_most(s.length(range.end - 1));
+}
 // Journal bytes that suffice for any step over the given ranges.
 [[nodiscard]] inline std::size_t longest_journal(registry const& shard_registry,
                                                  std::vector<block_range> const& cpu_ranges, unsigned threads) noexcept
 {
     std::size_t bytes = 0;
-    for (block_range const& range : cpu_ranges) {
-        offload_shard const& s = shard_registry[range.shard].shard;
-        bytes += (range.blocks() - 1) * s.record_bytes_at_most(s.length(range.begin)) +
-                 s.record_bytes_at_most(s.length(range.end - 1));
-    }
+    for (block_range const& range : cpu_ranges)
+        bytes += longest_records(shard_registry[range.shard].shard, range);
     return journal_bytes_for(bytes, shard_registry, threads);
 }
 // Journal bytes that suffice for steps over ordinary data.
@@ -60,7 +63,10 @@ namespace detail {
     for (block_range const& range : cpu_ranges) {
         offload_shard const& s = shard_registry[range.shard].shard;
         std::size_t const n = range.elements(s.size());
-        bytes += s.changes_bytes(n) + (s.records_are_copies() ? s.state_bytes(n) : 3 * n);
+        // Codes take 2 bytes an element, and old values one more. Where shards are small, the remainder of less than a
+        // group and the alignment of records count.
+        std::size_t const codes = s.changes_bytes(n) + 3 * n + 512 + 64 * range.blocks();
+        bytes += s.records_are_copies() ? longest_records(s, range) : std::min(codes, longest_records(s, range));
     }
     return std::min(longest_journal(shard_registry, cpu_ranges, threads),
                     journal_bytes_for(bytes, shard_registry, threads));
