@@ -129,7 +129,7 @@ class Records:
                 record.hyper = hyper
             record.steps = step - 1
             record.step([arrays[1]])
-            record.release_gradients()  # a rollback gets it again
+            record.release_gradients()  # roll_back() passes it again
         self._done.append((step, record))
 
     def roll_back(self, step: int, arrays: Sequence[Any]) -> None:
@@ -150,11 +150,12 @@ class Records:
             try:
                 record.set_gradient(0, arrays[1])
                 record.rollback()
-                record.release_gradients()
             except BaseException:
                 for (known, _), values in zip(moved, before):
                     known.copy_(values)
                 raise
+            finally:
+                record.release_gradients()
             for known, array in moved:
                 array.copy_(known)
         self._free.append(self._done.pop()[1])

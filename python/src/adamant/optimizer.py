@@ -213,7 +213,8 @@ class Optimizer(OptimizerHandle):
 
     Notes
     -----
-    The optimizer keeps references to all arrays. Their memory must not move while the optimizer exists.
+    The optimizer keeps references to all arrays; of gradients, to the last ones. Their memory must not move while the
+    optimizer exists.
 
     submit(), skip() and set_gradient() may be called from several threads at the same time, all other methods from one
     thread at a time. Calls release the GIL.
@@ -248,7 +249,7 @@ class Optimizer(OptimizerHandle):
             options.weights_ready = ctypes.cast(self._weights_ready, ctypes.c_void_p)
         self.executor = executor or shared_executor()
         self._kept: List[Any] = []
-        self._gradients: List[Any] = []  # of each shard, or None if the caller keeps it alive
+        self._gradients: List[Any] = []  # of each shard; None after release_gradients()
         self._gradient_types: List[Any] = []  # dtype and elements of each
         self._interrupted: List[Any] = []  # gradients that libadamant_c may use after an interrupted or failed call
         self._new_report = Report.initialised()
@@ -329,11 +330,12 @@ class Optimizer(OptimizerHandle):
         if changed is not None:
             shard.changed = words_address(changed, shard.elements, f"changed of '{name}'") or None
         number = c_size_t()
+        gradient_type = (DTYPES["float32"], 0) if grad is None else array_info(grad, "grad")[1:3]
         with delayed_signals:
             self._call("adamant_add_shard", whole_number(group, "group"), name.encode(), byref(shard), byref(number))
             self._kept.append([array for field, array in arrays.items() if field != "grad"] + [changed])
             self._gradients.append(grad)
-            self._gradient_types.append(array_info(grad, "grad")[1:3])
+            self._gradient_types.append(gradient_type)
         return number.value
 
     def _gradient_address(self, shard: int, grad: Any) -> int:
@@ -454,7 +456,8 @@ class Optimizer(OptimizerHandle):
         self.release_gradients()
 
     def release_gradients(self) -> None:
-        """Drop the references to gradients. Their memory may be freed until the next call that passes them."""
+        """Drop the references to gradients, so that their memory can be freed, for engines that pass new gradients to every
+        later call that reads them."""
         self._gradients = [None] * len(self._gradients)
 
     def begin_step(self, *, loss_scale: Optional[float] = None, max_norm: Optional[float] = None,
