@@ -68,8 +68,8 @@ struct step_report {
     unsigned threads = 0;   ///< threads that did the work
 };
 
-/// From this many elements on, weight_out is written with streaming stores, because a cache would read each line before
-/// it is overwritten. Smaller arrays may be read soon, from cache.
+/// From this many elements on, weight_out and records are written with streaming stores, because a cache would read
+/// each line before it is overwritten. Smaller arrays may be read soon, from cache.
 inline constexpr std::size_t stream_weight_out_from_elems = std::size_t{1} << 22;
 
 /// Runs one step of Adam or AdamW in place on every element of the shard; reference::update is the formula. The result

@@ -69,8 +69,7 @@ struct plan_request {
     [[nodiscard]] double record_bytes() const { return has_float_state() ? 2.1 : copied_bytes(); }
     // The share of the CPU's elements whose records fit in the journal.
     [[nodiscard]] double speculative_share() const { return std::min(1.0, journal_bytes() / record_bytes()); }
-    // The time of records as a share of the time of a step: a record's bytes are read and written. Measurements range
-    // from a tenth to a third.
+    // The time of records as a share of the time of a step. Measurements range from a tenth to four tenths.
     [[nodiscard]] double record_cost() const { return std::clamp(2 * record_bytes() / step_bytes(), 0.1, 1.0 / 3); }
     [[nodiscard]] std::size_t tokens() const { return batch * sequence; }
 };

@@ -83,7 +83,7 @@ struct no_recorder : no_record {
     }
 };
 
-// Whether records of a step are codes (detail/kernels/journal.inl), so that it never copies state.
+// Whether steps of these types record codes (detail/kernels/journal.inl); they then ignore step_pointers::copies.
 template <class Param, class ExpAvg, class ExpAvgSq>
 constexpr bool records_codes()
 {

@@ -3,7 +3,7 @@
 // facades have the same interface, which is documented here.
 //
 // The caller sets float_mode_scope(subnormals::flushed), so operations round to nearest even and the hardware flushes
-// small values. Only stream_pair() needs aligned addresses.
+// small values. Only stream_pair(), stream() and stream_halves() need aligned addresses.
 #pragma once
 
 #include <cstddef>
@@ -220,7 +220,7 @@ struct simd : vec128::codes {
     {
         return store_pair<T, false, Ordinary>(address, a, b, false);
     }
-    // One vector; the same.
+    // Stores one vector past the caches, see stream_pair().
     ADAMANT_SIMD static void stream(std::byte* address, u32 x)
     {
         store<float>(address, from_bits(x));

@@ -34,12 +34,12 @@ struct step_pointers {
     std::byte* weight_out;
     place_in_param place = {};
     std::uint64_t* changed = nullptr;     // bits of changed weights, see any_shard::track()
-    state_copies const* copies = nullptr; // not with 8-bit moments, and where records are codes (records_codes())
+    state_copies const* copies = nullptr; // ignored for 8-bit moments and where records are codes
 };
 
 // How a step accesses memory, which affects its speed and never its bits, and the type of the gradient.
 struct memory_access {
-    bool stream = false;                                   // store weight_out past the caches
+    bool stream = false;                                   // store weight_out and records past the caches
     bool native_bfloat16 = false;                          // set only by the kernels of AVX512_BF16
     std::uint32_t prefetch_bytes = default_prefetch_bytes; // prefetching past the end of an array is harmless
     bool grad_is_float = false; // for recorded_step_function: grad holds floats, whatever the shard's type

@@ -314,11 +314,12 @@ private:
                 record += copy_bytes(which, n);
             }
     }
-    // Bytes of one copy, and of such a record: each copy begins at a cache line.
+    // Bytes of one array's copy, up to the next cache line.
     [[nodiscard]] std::size_t copy_bytes(shard_array::index which, std::size_t n) const noexcept
     {
         return (bytes(which, n) + 63) / 64 * 64;
     }
+    // Bytes of a record that is a copy.
     [[nodiscard]] std::size_t copies_bytes(std::size_t n) const noexcept
     {
         std::size_t total = 0;
