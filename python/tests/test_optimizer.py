@@ -77,6 +77,14 @@ def integer_arguments(executor):
     }
 
 
+def test_a_shard_without_elements_needs_no_gradient():
+    optimizer, ones = adamant.Optimizer(), [np.ones(5, np.float32) for _ in range(4)]
+    group, none = optimizer.add_group("all"), np.empty(0, np.float32)
+    optimizer.add_shard(group, "none", none, None, none, none)
+    optimizer.add_shard(group, "w", *ones)
+    assert optimizer.step([None, np.ones(5, np.float32)]).elements == 5
+
+
 @pytest.mark.parametrize("number", no_counts, ids=repr)
 def test_invalid_counts_are_refused_and_never_truncated(executor, number):
     for name, call in integer_arguments(executor).items():
