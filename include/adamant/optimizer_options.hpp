@@ -212,10 +212,11 @@ struct optimizer_options {
     /// - 16 bits, moments bfloat16: 6
     /// - other types: the bytes of param and moments
     ///
-    /// Add an eighth, and for each thread the size of 16 records of a block (at most 0.9 MiB), because pages of the
-    /// journal are not filled completely. Absent: with keep_last_step, the most that records can take; otherwise 3
-    /// bytes an element for shards whose records take 2 to 2.3, and the bytes of the state for all other shards. A
-    /// block that finds the budget used up waits for the norm.
+    /// A record, and each array in one that copies the state, begins at a multiple of 64 bytes, which counts for shards
+    /// of a few elements. Add an eighth, and for each thread the size of 16 records of a block (at most 0.9 MiB),
+    /// because pages of the journal are not filled completely. Absent: with keep_last_step, the most that records can
+    /// take; otherwise 3 bytes an element for shards whose records take 2 to 2.3, and the bytes of the state for all
+    /// other shards. A block that finds the budget used up waits for the norm.
     std::optional<std::size_t> journal_budget_bytes = {};
     bool keep_last_step = false; ///< for rollback()
     /// Seconds that a device may take for its part of a step before it counts as not answering.
