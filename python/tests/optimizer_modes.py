@@ -3,6 +3,7 @@
 import copy
 
 import torch
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from adamant._zenflow_optimizer import position_fields
 from adamant.torch import AdamW
@@ -44,6 +45,15 @@ def bits(tensor):
         tensor = tensor.to_local()
     tensor = tensor.detach().cpu().clone().contiguous().reshape(-1)  # clone: memory that NumPy has wrapped cannot be resized
     return tensor.view(torch.uint8).numpy().tobytes() if tensor.numel() else b""
+
+
+def storage_refs(tensors):
+    """Weak references to the memory of tensors, for alive()."""
+    return [StorageWeakRef(tensor.untyped_storage()) for tensor in tensors if tensor is not None]
+
+
+def alive(refs):
+    return sum(not ref.expired() for ref in refs)
 
 
 class Run:

@@ -17,8 +17,8 @@ torch = pytest.importorskip("torch")
 import adamant  # noqa: E402
 from adamant.torch import Adam, AdamW  # noqa: E402
 
-from optimizer_modes import (FLOAT32_MODES, MODES, Run, assert_close, assert_follows, assert_same_bits, bits,  # noqa: E402
-                             values)
+from optimizer_modes import (FLOAT32_MODES, MODES, Run, alive, assert_close, assert_follows,  # noqa: E402
+                             assert_same_bits, bits, storage_refs, values)
 
 moments = ("exp_avg", "exp_avg_sq")
 actions = {}
@@ -924,15 +924,6 @@ for p, optimizer in kept:
 print("ended")
 """)
     assert (done.returncode, done.stdout, done.stderr) == (0, "ended\n", "")
-
-
-def storage_refs(tensors):
-    from torch.multiprocessing.reductions import StorageWeakRef
-    return [StorageWeakRef(tensor.untyped_storage()) for tensor in tensors if tensor is not None]
-
-
-def alive(refs):
-    return sum(not ref.expired() for ref in refs)
 
 
 @pytest.mark.parametrize("mode", MODES)

@@ -63,8 +63,8 @@ namespace detail {
     for (block_range const& range : cpu_ranges) {
         offload_shard const& s = shard_registry[range.shard].shard;
         std::size_t const n = range.elements(s.size());
-        // Codes take 2 bytes an element, and old values one more. Where shards are small, the remainder of less than a
-        // group and the alignment of records count.
+        // Codes take 2 bytes an element, and old values about one more. In small shards, the elements after the last
+        // whole group and the alignment of records add most.
         std::size_t const codes = s.changes_bytes(n) + 3 * n + 512 + 64 * range.blocks();
         bytes += s.records_are_copies() ? longest_records(s, range) : std::min(codes, longest_records(s, range));
     }
