@@ -112,23 +112,22 @@ public:
     /// @throws invalid_argument as above, and if sizes differ
     template <array_range P, array_range G, array_range M, array_range V>
         requires std::is_void_v<WeightOut> shard(P&& param, G&& grad, M&& exp_avg, V&& exp_avg_sq)
-            : shard(std::data(param), std::data(grad), std::data(exp_avg), std::data(exp_avg_sq), std::size(param))
+            : shard(std::data(param), std::data(grad), std::data(exp_avg), std::data(exp_avg_sq),
+                    static_cast<void*>(nullptr), std::size(param), unchecked{})
         {
-            detail::check_size("grad", std::size(grad), size_);
-            detail::check_size("exp_avg", std::size(exp_avg), size_, dtypes[shard_array::exp_avg]);
-            detail::check_size("exp_avg_sq", std::size(exp_avg_sq), size_, dtypes[shard_array::exp_avg_sq]);
+            check_sizes(std::size(grad), std::size(exp_avg), std::size(exp_avg_sq));
+            detail::check_arrays(dtypes, pointers_, size_);
         }
         /// The same with weight_out.
         template <array_range P, array_range G, array_range M, array_range V, array_range W>
             requires(!std::is_void_v<WeightOut>)
         shard(P&& param, G&& grad, M&& exp_avg, V&& exp_avg_sq, W&& weight_out)
-            : shard(std::data(param), std::data(grad), std::data(exp_avg), std::data(exp_avg_sq), std::data(weight_out),
-                    std::size(param))
+            : shard(std::data(param), std::data(grad), std::data(exp_avg), std::data(exp_avg_sq),
+                    static_cast<void*>(std::data(weight_out)), std::size(param), unchecked{})
         {
-            detail::check_size("grad", std::size(grad), size_);
-            detail::check_size("exp_avg", std::size(exp_avg), size_, dtypes[shard_array::exp_avg]);
-            detail::check_size("exp_avg_sq", std::size(exp_avg_sq), size_, dtypes[shard_array::exp_avg_sq]);
+            check_sizes(std::size(grad), std::size(exp_avg), std::size(exp_avg_sq));
             detail::check_size("weight_out", std::size(weight_out), size_);
+            detail::check_arrays(dtypes, pointers_, size_);
         }
 
         /// Number of elements.
@@ -157,6 +156,14 @@ public:
                         static_cast<std::byte*>(weight_out)},
               size_(n)
         {
+        }
+
+        // Comes before the check for overlaps, which takes every array to be as long as param says.
+        void check_sizes(std::size_t grad, std::size_t exp_avg, std::size_t exp_avg_sq) const
+        {
+            detail::check_size("grad", grad, size_);
+            detail::check_size("exp_avg", exp_avg, size_, dtypes[shard_array::exp_avg]);
+            detail::check_size("exp_avg_sq", exp_avg_sq, size_, dtypes[shard_array::exp_avg_sq]);
         }
 
         kernel::step_pointers pointers_;

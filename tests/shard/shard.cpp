@@ -68,6 +68,35 @@ TEST_CASE("sizes that differ are refused by the array's name")
     CHECK(mentions(refusal([&] { shard(p, g, m, v, five); }), "weight_out has 5"));
 }
 
+TEST_CASE("a short array is refused by its size wherever it lies in memory")
+{
+    // All arrays lie next to each other, so one that was taken to be longer than it is would overlap the next.
+    std::array<char const*, 5> const names = {"param", "grad", "exp_avg", "exp_avg_sq", "weight_out"};
+    for (std::size_t a = 1; a < 5; ++a)
+        for (std::size_t const found : {std::size_t(0), std::size_t(3), std::size_t(5)}) {
+            std::vector<float> floats(20);
+            std::vector<bfloat16> out(6);
+            std::span<float> arrays[4];
+            std::size_t next = 0;
+            for (std::size_t b = 0; b < 4; ++b) {
+                std::size_t const n = a == b ? found : 4;
+                arrays[b] = std::span(floats).subspan(next, n);
+                next += n;
+            }
+            auto& [p, g, m, v] = arrays;
+            std::span const w = std::span(out).first(a == 4 ? found : 4);
+            std::string const text = refusal([&] { shard(p, g, m, v, w); });
+            CHECK(mentions(text, names[a] + std::string(" has ") + std::to_string(found)));
+            if (a != 4)
+                CHECK(refusal([&] { shard(p, g, m, v); }) == text);
+        }
+    std::vector<float> param(200), grad(200);
+    std::vector<quantized8> groups(8);
+    std::span const all = groups;
+    CHECK(mentions(refusal([&] { shard(param, grad, all.first(3), all.subspan(3, 4)); }), "exp_avg has 3 groups"));
+    CHECK(mentions(refusal([&] { shard(param, grad, all.subspan(3, 4), all.first(3)); }), "exp_avg_sq has 3 groups"));
+}
+
 TEST_CASE("arrays that are gone before the first step are not taken")
 {
     using vector = std::vector<float>;
