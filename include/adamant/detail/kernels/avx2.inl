@@ -143,16 +143,19 @@ struct simd {
         }
         return _mm_packus_epi32(_mm256_castsi256_si128(half), _mm256_extracti128_si256(half, 1));
     }
-    template <class T, bool Ordinary>
-    ADAMANT_SIMD static u32 narrow_pair(f32 a, f32 b)
+    template <class T, bool Interleaved, bool Ordinary>
+    ADAMANT_SIMD static u32 rounded_pair(f32 a, f32 b, bool)
     {
         if constexpr (std::is_same_v<T, float16>)
             return _mm256_setr_m128i(narrow<T>(a), narrow<T>(b));
         else
-            return upper_halves(round_upper_word<Ordinary>(a), round_upper_word<Ordinary>(b));
+            return upper_halves<Interleaved>(round_upper_word<Ordinary>(a), round_upper_word<Ordinary>(b));
     }
+    template <bool Interleaved>
     ADAMANT_SIMD static u32 upper_halves(u32 a, u32 b)
     {
+        if constexpr (Interleaved)
+            return _mm256_blend_epi16(_mm256_srli_epi32(a, 16), b, 0xaa);
         u32 const to_lower = _mm256_setr_epi8(2, 3, 6, 7, 10, 11, 14, 15, -1, -1, -1, -1, -1, -1, -1, -1, //
                                               2, 3, 6, 7, 10, 11, 14, 15, -1, -1, -1, -1, -1, -1, -1, -1);
         u32 const to_upper = _mm256_setr_epi8(-1, -1, -1, -1, -1, -1, -1, -1, 2, 3, 6, 7, 10, 11, 14, 15, //
@@ -161,11 +164,10 @@ struct simd {
         return _mm256_permute4x64_epi64(interleaved, 0xd8); // quarters 0, 2, 1, 3
     }
     template <bool Interleaved>
-    ADAMANT_SIMD static u32 store_upper_halves(std::byte* address, u32 a, u32 b)
+    ADAMANT_SIMD static u32 lower_halves(u32 a, u32 b)
     {
-        u32 const both = Interleaved ? _mm256_blend_epi16(_mm256_srli_epi32(a, 16), b, 0xaa) : upper_halves(a, b);
-        _mm256_storeu_si256(reinterpret_cast<__m256i_u*>(address), both);
-        return both;
+        return Interleaved ? _mm256_blend_epi16(a, shift_left<16>(b), 0xaa)
+                           : upper_halves<false>(shift_left<16>(a), shift_left<16>(b));
     }
     template <bool Interleaved>
     ADAMANT_SIMD static void load_signed_halves(std::byte const* address, u32& a, u32& b)
@@ -180,13 +182,6 @@ struct simd {
         a = _mm256_cvtepi16_epi32(_mm_loadu_si128(source));
         b = _mm256_cvtepi16_epi32(_mm_loadu_si128(source + 1));
     }
-    template <bool Interleaved>
-    ADAMANT_SIMD static void store_lower_halves(std::byte* address, u32 a, u32 b)
-    {
-        _mm256_storeu_si256(reinterpret_cast<__m256i_u*>(address),
-                            Interleaved ? _mm256_blend_epi16(a, shift_left<16>(b), 0xaa)
-                                        : upper_halves(shift_left<16>(a), shift_left<16>(b)));
-    }
     template <class T>
     ADAMANT_SIMD static void store(std::byte* address, f32 x)
     {
@@ -194,28 +189,6 @@ struct simd {
             _mm256_storeu_si256(reinterpret_cast<__m256i_u*>(address), bits(x));
         else
             _mm_storeu_si128(reinterpret_cast<__m128i_u*>(address), narrow<T>(x));
-    }
-    template <class T, bool Interleaved, bool Ordinary>
-    ADAMANT_SIMD static u32 store_pair(std::byte* address, f32 a, f32 b, bool)
-    {
-        if constexpr (std::is_same_v<T, float>) {
-            store<T>(address, a);
-            store<T>(address + lanes * sizeof(T), b);
-            return bits(a);
-        } else if constexpr (Interleaved) {
-            return store_upper_halves<true>(address, round_upper_word<Ordinary>(a), round_upper_word<Ordinary>(b));
-        } else {
-            u32 const both = narrow_pair<T, Ordinary>(a, b);
-            _mm256_storeu_si256(reinterpret_cast<__m256i_u*>(address), both);
-            return both;
-        }
-    }
-    template <class T, bool Ordinary>
-    ADAMANT_SIMD static u32 stream_pair(std::byte* address, f32 a, f32 b, bool)
-    {
-        u32 const both = narrow_pair<T, Ordinary>(a, b);
-        _mm256_stream_si256(reinterpret_cast<__m256i*>(address), both);
-        return both;
     }
     ADAMANT_SIMD static void stream(std::byte* address, u32 x)
     {
@@ -244,11 +217,6 @@ struct simd {
     ADAMANT_SIMD static std::uint64_t differing_words(u32 const (&a)[2], u32 const (&b)[2])
     {
         return words_unless(_mm256_cmpeq_epi16(a[0], b[0]), _mm256_cmpeq_epi16(a[1], b[1]));
-    }
-    template <class T, bool Ordinary>
-    ADAMANT_SIMD static std::uint64_t differing_pair(f32 a, f32 b, u32 stored, bool)
-    {
-        return differing_words({narrow_pair<T, Ordinary>(a, b)}, {stored});
     }
     // See detail/kernels/generic.hpp.
     template <class Bits>

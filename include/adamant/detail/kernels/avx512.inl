@@ -229,11 +229,9 @@ struct simd : differing_bits {
         return upper_halves<true>(round_upper_word<Ordinary>(evens), round_upper_word<Ordinary>(odds));
     }
     template <bool Interleaved>
-    ADAMANT_SIMD static u32 store_upper_halves(std::byte* address, u32 a, u32 b)
+    ADAMANT_SIMD static u32 lower_halves(u32 a, u32 b)
     {
-        u32 const both = upper_halves<Interleaved>(a, b);
-        _mm512_storeu_epi32(address, both);
-        return both;
+        return upper_halves<Interleaved>(shift_left<16>(a), shift_left<16>(b));
     }
     template <bool Interleaved>
     ADAMANT_SIMD static void load_signed_halves(std::byte const* address, u32& a, u32& b)
@@ -248,43 +246,16 @@ struct simd : differing_bits {
         a = _mm512_cvtepi16_epi32(_mm256_loadu_si256(source));
         b = _mm512_cvtepi16_epi32(_mm256_loadu_si256(source + 1));
     }
-    template <bool Interleaved>
-    ADAMANT_SIMD static void store_lower_halves(std::byte* address, u32 a, u32 b)
+    template <class T, bool Interleaved, bool Ordinary>
+    ADAMANT_SIMD static u32 rounded_pair(f32 a, f32 b, bool natively)
     {
-        store_upper_halves<Interleaved>(address, shift_left<16>(a), shift_left<16>(b));
-    }
-    // The rounded elements of two vectors, those of a first.
-    template <class T, bool Ordinary>
-    ADAMANT_SIMD static u32 pack(f32 a, f32 b, bool natively)
-    {
-        if (std::is_same_v<T, bfloat16>)
+        if constexpr (!std::is_same_v<T, bfloat16>)
+            return _mm512_inserti64x4(_mm512_castsi256_si512(narrow<T>(a)), narrow<T>(b), 1);
+        else if constexpr (Interleaved)
+            return narrow_evens_odds<Ordinary>(a, b, natively);
+        else
             return natively ? pack_natively(a, b)
                             : upper_halves<false>(round_upper_word<Ordinary>(a), round_upper_word<Ordinary>(b));
-        return _mm512_inserti64x4(_mm512_castsi256_si512(narrow<T>(a)), narrow<T>(b), 1);
-    }
-    template <class T, bool Interleaved, bool Ordinary>
-    ADAMANT_SIMD static u32 store_pair(std::byte* address, f32 a, f32 b, bool natively)
-    {
-        if constexpr (std::is_same_v<T, float>) {
-            store<T>(address, a);
-            store<T>(address + lanes * sizeof(T), b);
-            return bits(a);
-        } else {
-            u32 both;
-            if constexpr (Interleaved)
-                both = narrow_evens_odds<Ordinary>(a, b, natively);
-            else
-                both = pack<T, Ordinary>(a, b, natively);
-            _mm512_storeu_epi32(address, both);
-            return both;
-        }
-    }
-    template <class T, bool Ordinary>
-    ADAMANT_SIMD static u32 stream_pair(std::byte* address, f32 a, f32 b, bool natively)
-    {
-        u32 const both = pack<T, Ordinary>(a, b, natively);
-        _mm512_stream_si512(reinterpret_cast<__m512i*>(address), both);
-        return both;
     }
     ADAMANT_SIMD static void stream(std::byte* address, u32 x)
     {
@@ -293,12 +264,6 @@ struct simd : differing_bits {
     ADAMANT_SIMD static void stream_fence()
     {
         _mm_sfence();
-    }
-
-    template <class T, bool Ordinary>
-    ADAMANT_SIMD static std::uint64_t differing_pair(f32 a, f32 b, u32 stored, bool natively)
-    {
-        return differing_words({pack<T, Ordinary>(a, b, natively)}, {stored});
     }
 
     using halves = __m512i;

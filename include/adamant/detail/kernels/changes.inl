@@ -26,7 +26,7 @@ ADAMANT_SIMD bool round_word_quickly(std::byte const* source, std::byte* target,
     for (std::size_t i = 0; i < changed_word_elems; i += 2 * simd::lanes) {
         simd::f32 const a = simd::template load<float>(source + i * sizeof(float));
         simd::f32 const b = simd::template load<float>(source + (i + simd::lanes) * sizeof(float));
-        simd::template store_pair<T, false, false>(target + i * sizeof(T), a, b, native_bfloat16);
+        store_pair<T, false, false>(target + i * sizeof(T), a, b, native_bfloat16);
         if (std::is_same_v<T, bfloat16> && !native_bfloat16)
             largest = simd::max(largest, simd::max(simd::abs_bits(a), simd::abs_bits(b)));
     }

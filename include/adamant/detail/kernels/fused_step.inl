@@ -176,11 +176,11 @@ ADAMANT_SIMD bool start_group(step_pointers const& a, std::size_t i, coefficient
     constexpr bool is_ordinary = Path == path::ordinary;
     ADAMANT_UNROLL
     for (std::size_t k = 0; k < Vectors; k += 2)
-        simd::template store_pair<ExpAvg, Interleaved, is_ordinary>(
-            a.exp_avg + (i + k * simd::lanes) * sizeof(ExpAvg), s[k].exp_avg, s[k + 1].exp_avg, access.native_bfloat16);
+        store_pair<ExpAvg, Interleaved, is_ordinary>(a.exp_avg + (i + k * simd::lanes) * sizeof(ExpAvg), s[k].exp_avg,
+                                                     s[k + 1].exp_avg, access.native_bfloat16);
     ADAMANT_UNROLL
     for (std::size_t k = 0; k < Vectors; k += 2)
-        store_rounded<ExpAvgSq, Interleaved, is_ordinary>(a.exp_avg_sq + (i + k * simd::lanes) * sizeof(ExpAvgSq),
+        store_results<ExpAvgSq, Interleaved, is_ordinary>(a.exp_avg_sq + (i + k * simd::lanes) * sizeof(ExpAvgSq),
                                                           s[k].exp_avg_sq, s[k + 1].exp_avg_sq, access.native_bfloat16,
                                                           random);
     return true;

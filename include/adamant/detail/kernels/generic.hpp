@@ -3,7 +3,7 @@
 // facades have the same interface, which is documented here.
 //
 // The caller sets float_mode_scope(subnormals::flushed), so operations round to nearest even and the hardware flushes
-// small values. Only stream_pair(), stream() and stream_halves() need aligned addresses.
+// small values. Only stream() and stream_halves() need aligned addresses.
 #pragma once
 
 #include <cstddef>
@@ -24,7 +24,7 @@ struct simd : vec128::codes {
     static constexpr std::size_t lanes = 4;               // floats per vector
     static constexpr std::size_t vectors = 4;             // vectors of a group of the fast paths; even
     static constexpr std::size_t vectors_of_bfloat16 = 4; // the same if all arrays are bfloat16; at most `vectors`
-    static constexpr bool can_stream = false;             // whether stream_pair() bypasses the caches
+    static constexpr bool can_stream = false;             // whether stream() bypasses the caches
     static constexpr bool has_masks = false;              // whether load_first() and store_first() exist
     // On x86 this tier serves processors without AVX2, which have no fused multiply-add. Emulating it takes most of the
     // time of a step, so the tier has only the careful path, and programs compile faster.
@@ -33,7 +33,7 @@ struct simd : vec128::codes {
 #else
     static constexpr bool has_fast_paths = true;
 #endif
-    // Whether load_pair() and store_pair() separate even and odd elements if Interleaved.
+    // Whether load_pair() and rounded_pair() separate even and odd elements if Interleaved.
     static constexpr bool interleaves = false;
     // Whether some processors of the tier have instructions that convert to bfloat16.
     static constexpr bool may_have_bfloat16 = false;
@@ -175,52 +175,43 @@ struct simd : vec128::codes {
     {
         vec128::store(address, x, T{});
     }
-    // Load or store two vectors that are adjacent in memory. Interleaved, for bfloat16 only: the facade may distribute
-    // the elements over the two vectors in another order, the same in load_pair() and store_pair(), if that is faster.
-    // Ordinary: the values are results of the ordinary path, so they are +0 or from 2^-121 to 2^112 in magnitude. The
-    // last argument of store_pair() tells a facade that serves processors with and without instructions that convert to
-    // bfloat16 whether this processor has them. Stores of 16-bit types return what they store, as in memory.
+    // load_pair() loads two vectors that are adjacent in memory. rounded_pair() rounds two vectors to a 16-bit type and
+    // returns them as they are in memory. Interleaved, for bfloat16 only: the facade may distribute the elements over
+    // the two vectors in another order, the same in both functions, if that is faster. Ordinary: the values are results
+    // of the ordinary path, so they are +0 or from 2^-121 to 2^112 in magnitude. The last argument tells a facade that
+    // serves processors with and without instructions that convert to bfloat16 whether this processor has them.
     template <class T, bool Interleaved>
     ADAMANT_SIMD static void load_pair(std::byte const* address, f32& a, f32& b)
     {
         vec128::load_pair(address, a, b, T{});
     }
     template <class T, bool Interleaved, bool Ordinary>
-    ADAMANT_SIMD static u32 store_pair(std::byte* address, f32 a, f32 b, bool)
+    ADAMANT_SIMD static u32 rounded_pair(f32 a, f32 b, bool)
     {
         if constexpr (Ordinary)
-            vec128::store_ordinary_pair(address, a, b, T{});
+            return vec128::rounded_ordinary_pair(a, b, T{});
         else
-            vec128::store_pair(address, a, b, T{});
-        return bits(load<float>(address));
+            return vec128::rounded_pair(a, b, T{});
     }
-    // Stores the upper halves of the lanes, in the order in which load_pair() reads bfloat16.
+    // The upper or lower halves of the lanes, in the order in which load_pair() reads bfloat16.
     template <bool Interleaved>
-    ADAMANT_SIMD static u32 store_upper_halves(std::byte* address, u32 a, u32 b)
+    ADAMANT_SIMD static u32 upper_halves(u32 a, u32 b)
     {
-        vec128::store_upper_halves(address, a, b);
-        return bits(load<float>(address));
+        return vec128::upper_halves(a, b);
     }
-    // Load adjacent 16-bit halves with sign extension, and store the lower halves of the lanes. Interleaved like
-    // bfloat16.
+    template <bool Interleaved>
+    ADAMANT_SIMD static u32 lower_halves(u32 a, u32 b)
+    {
+        return vec128::upper_halves(shift_left<16>(a), shift_left<16>(b));
+    }
+    // Loads adjacent 16-bit halves with sign extension. Interleaved like bfloat16.
     template <bool Interleaved>
     ADAMANT_SIMD static void load_signed_halves(std::byte const* address, u32& a, u32& b)
     {
         vec128::load_signed_halves(address, a, b);
     }
-    template <bool Interleaved>
-    ADAMANT_SIMD static void store_lower_halves(std::byte* address, u32 a, u32 b)
-    {
-        vec128::store_upper_halves(address, shift_left<16>(a), shift_left<16>(b));
-    }
-    // Like store_pair() for a 16-bit type, not interleaved, but bypasses the caches. The address must be a multiple of
-    // the number of bytes written. Call stream_fence() to order the stores.
-    template <class T, bool Ordinary>
-    ADAMANT_SIMD static u32 stream_pair(std::byte* address, f32 a, f32 b, bool)
-    {
-        return store_pair<T, false, Ordinary>(address, a, b, false);
-    }
-    // Stores one vector past the caches, see stream_pair().
+    // Stores one vector past the caches. The address must be a multiple of the vector's bytes. Call stream_fence() to
+    // order the stores.
     ADAMANT_SIMD static void stream(std::byte* address, u32 x)
     {
         store<float>(address, from_bits(x));
@@ -249,13 +240,6 @@ struct simd : vec128::codes {
                 differing |= std::uint64_t{x[i] != 0} << (k * 2 * lanes + i);
         }
         return differing;
-    }
-    // The same for two vectors, as store_pair<T, false, Ordinary>() rounds them, and what it stored for others.
-    template <class T, bool Ordinary>
-    ADAMANT_SIMD static std::uint64_t differing_pair(f32 a, f32 b, u32 stored, bool)
-    {
-        std::byte rounded[2 * lanes * sizeof(T)];
-        return differing_words({store_pair<T, false, Ordinary>(rounded, a, b, false)}, {stored});
     }
     // A bit for each of 64 elements in which two arrays differ, the lowest for the first. Bits: std::uint16_t or
     // std::uint32_t.
@@ -364,7 +348,7 @@ struct simd : vec128::codes {
         store_u32(address, x.parts[0] | shift_left<16>(x.parts[1]));
         store_u32(address + sizeof(u32), x.parts[2] | shift_left<16>(x.parts[3]));
     }
-    // The same past the caches, see stream_pair().
+    // The same past the caches, see stream().
     ADAMANT_SIMD static void stream_halves(std::byte* address, halves const& x)
     {
         store_halves(address, x);

@@ -117,10 +117,12 @@ inline void join_masters(std::byte const* weight, std::byte const* low, std::siz
 inline void split_masters(std::byte const* master, std::size_t n, std::byte* weight, std::byte* low) noexcept
 {
     std::size_t i = 0;
-    for (; n - i >= 2 * simd::lanes; i += 2 * simd::lanes)
-        store_split<false>(low + i * sizeof(split_float32), weight + i * sizeof(bfloat16),
-                           simd::template load<float>(master + i * sizeof(float)),
-                           simd::template load<float>(master + (i + simd::lanes) * sizeof(float)));
+    for (; n - i >= 2 * simd::lanes; i += 2 * simd::lanes) {
+        simd::f32 const a = simd::template load<float>(master + i * sizeof(float));
+        simd::f32 const b = simd::template load<float>(master + (i + simd::lanes) * sizeof(float));
+        store_raw(weight + i * sizeof(bfloat16), weights_of_split<false>(a, b));
+        store_split<false>(low + i * sizeof(split_float32), a, b);
+    }
     for (; i < n; ++i) {
         std::uint32_t bits;
         __builtin_memcpy(&bits, master + i * sizeof bits, sizeof bits);

@@ -81,32 +81,61 @@ ADAMANT_SIMD void load_params(std::byte const* param, [[maybe_unused]] std::byte
         simd::template load_pair<Param, Interleaved>(param, a, b);
     }
 }
-// Stores two vectors of split masters from a fast path; see split_master(). Returns the weights, as in memory.
+// The weights of two vectors of split masters from a fast path, as in memory; see split_master().
 template <bool Interleaved>
-ADAMANT_SIMD simd::u32 store_split(std::byte* param, std::byte* weight, simd::f32 a, simd::f32 b)
+ADAMANT_SIMD simd::u32 weights_of_split(simd::f32 a, simd::f32 b)
 {
     simd::u32 const half = simd::set(0x8000u);
-    simd::template store_lower_halves<Interleaved>(param, simd::bits(a), simd::bits(b));
-    return simd::template store_upper_halves<Interleaved>(weight, simd::add(simd::bits(a), half),
-                                                          simd::add(simd::bits(b), half));
+    return simd::template upper_halves<Interleaved>(simd::add(simd::bits(a), half), simd::add(simd::bits(b), half));
+}
+ADAMANT_SIMD void store_raw(std::byte* address, simd::u32 raw)
+{
+    simd::template store<float>(address, simd::from_bits(raw));
+}
+template <bool Interleaved>
+ADAMANT_SIMD void store_split(std::byte* param, simd::f32 a, simd::f32 b)
+{
+    store_raw(param, simd::template lower_halves<Interleaved>(simd::bits(a), simd::bits(b)));
+}
+// Stores two vectors that are adjacent in memory, rounded to nearest even as simd::rounded_pair() does.
+template <class T, bool Interleaved, bool Ordinary>
+ADAMANT_SIMD void store_pair(std::byte* address, simd::f32 a, simd::f32 b, bool native_bfloat16)
+{
+    if constexpr (std::is_same_v<T, float>) {
+        simd::template store<float>(address, a);
+        simd::template store<float>(address + simd::lanes * sizeof(float), b);
+    } else {
+        store_raw(address, simd::template rounded_pair<T, Interleaved, Ordinary>(a, b, native_bfloat16));
+    }
 }
 
-// Stores two vectors of results of a fast path. They are finite and too small to be rounded up to infinity. If T has 16
-// bits, returns what is stored.
+// Two vectors of results of a fast path, rounded to a 16-bit type. They are finite and too small to be rounded up to
+// infinity.
 template <class T, bool Interleaved, bool Ordinary>
-ADAMANT_SIMD simd::u32 store_rounded(std::byte* address, simd::f32 a, simd::f32 b, bool native_bfloat16,
-                                     [[maybe_unused]] random_vectors<T>& random)
+ADAMANT_SIMD simd::u32 rounded_results(simd::f32 a, simd::f32 b, bool native_bfloat16,
+                                       [[maybe_unused]] random_vectors<T>& random)
 {
     if constexpr (std::is_same_v<T, bfloat16>) {
         if (random.stochastic) {
             random_state const second = random.first.plus(random.to_second);
-            simd::u32 const stored = simd::template store_upper_halves<Interleaved>(
-                address, simd::add(simd::bits(a), random.first.halves()), simd::add(simd::bits(b), second.halves()));
+            simd::u32 const rounded = simd::template upper_halves<Interleaved>(
+                simd::add(simd::bits(a), random.first.halves()), simd::add(simd::bits(b), second.halves()));
             random.first = random.first.plus(random.to_next);
-            return stored;
+            return rounded;
         }
     }
-    return simd::template store_pair<T, Interleaved, Ordinary>(address, a, b, native_bfloat16);
+    return simd::template rounded_pair<T, Interleaved, Ordinary>(a, b, native_bfloat16);
+}
+
+// Stores two vectors of results of a fast path.
+template <class T, bool Interleaved, bool Ordinary>
+ADAMANT_SIMD void store_results(std::byte* address, simd::f32 a, simd::f32 b, bool native_bfloat16,
+                                random_vectors<T>& random)
+{
+    if constexpr (std::is_same_v<T, float>)
+        store_pair<T, Interleaved, Ordinary>(address, a, b, native_bfloat16);
+    else
+        store_raw(address, rounded_results<T, Interleaved, Ordinary>(a, b, native_bfloat16, random));
 }
 
 // Sets bits of changed weights; the lowest belongs to element i. count: number of elements.
@@ -139,85 +168,97 @@ template <std::size_t Vectors>
 struct raw_weights {
     simd::u32 vectors[Vectors / 2];
 };
+// Weights in memory.
 template <std::size_t Vectors>
-ADAMANT_SIMD void load_raw(std::byte const* weights, raw_weights<Vectors>& raw)
+ADAMANT_SIMD raw_weights<Vectors> load_raw(std::byte const* weights)
 {
+    raw_weights<Vectors> raw;
     ADAMANT_UNROLL
     for (std::size_t k = 0; k < Vectors / 2; ++k)
         raw.vectors[k] = simd::bits(simd::template load<float>(weights + k * simd::lanes * sizeof(float)));
+    return raw;
 }
-// The bits of a group's elements whose published weight differs between old params in memory and new ones. WeightOut
-// may be void; otherwise `stored` are the new weights. On a fast path, params are results of the path, or zero.
+// Params in memory, rounded to 16-bit weights. On a fast path, they are results of the path, or zero.
 template <class WeightOut, bool Ordinary, std::size_t Vectors>
-ADAMANT_SIMD std::uint64_t differing_params(std::byte const* old, simd::f32 const (&p)[Vectors],
-                                            raw_weights<Vectors> const& stored, bool native_bfloat16)
+ADAMANT_SIMD raw_weights<Vectors> load_rounded(std::byte const* params, bool native_bfloat16)
 {
-    constexpr std::size_t lanes = simd::lanes;
-    std::uint64_t differing = 0;
+    raw_weights<Vectors> raw;
     ADAMANT_UNROLL
     for (std::size_t k = 0; k < Vectors; k += 2) {
-        simd::f32 a = simd::template load<float>(old + k * lanes * sizeof(float));
-        simd::f32 b = simd::template load<float>(old + (k + 1) * lanes * sizeof(float));
-        std::uint64_t pair;
-        if constexpr (std::is_void_v<WeightOut>) {
-            pair = std::uint64_t{simd::differing_lanes(a, p[k])} | std::uint64_t{simd::differing_lanes(b, p[k + 1])}
-                                                                       << lanes;
-        } else {
-            if constexpr (!Ordinary) { // a zero may be a subnormal that the step has read as zero
-                a = simd::flush(a, float_min_normal_bits);
-                b = simd::flush(b, float_min_normal_bits);
-            }
-            pair = simd::template differing_pair<WeightOut, Ordinary>(a, b, stored.vectors[k / 2], native_bfloat16);
+        simd::f32 a = simd::template load<float>(params + k * simd::lanes * sizeof(float));
+        simd::f32 b = simd::template load<float>(params + (k + 1) * simd::lanes * sizeof(float));
+        if constexpr (!Ordinary) { // a zero may be a subnormal that the step has read as zero
+            a = simd::flush(a, float_min_normal_bits);
+            b = simd::flush(b, float_min_normal_bits);
         }
-        differing |= pair << (k * lanes);
+        raw.vectors[k / 2] = simd::template rounded_pair<WeightOut, false, Ordinary>(a, b, native_bfloat16);
     }
+    return raw;
+}
+// The bits of a group's elements whose param in memory differs from the new one.
+template <std::size_t Vectors>
+ADAMANT_SIMD std::uint64_t differing_params(std::byte const* params, simd::f32 const (&p)[Vectors])
+{
+    std::uint64_t differing = 0;
+    ADAMANT_UNROLL
+    for (std::size_t k = 0; k < Vectors; ++k)
+        differing |= std::uint64_t{simd::differing_lanes(
+                         simd::template load<float>(params + k * simd::lanes * sizeof(float)), p[k])}
+                     << (k * simd::lanes);
     return differing;
 }
 
-// Stores a group of new params and their weights, and marks changed weights if they are tracked.
+// Stores a group of new params and their weights. Before that, marks changed weights if they are tracked.
 template <class Param, class WeightOut, bool Interleaved, bool Ordinary, std::size_t Vectors>
 ADAMANT_SIMD void store_params(step_pointers const& a, std::size_t i, simd::f32 const (&p)[Vectors],
                                memory_access access, [[maybe_unused]] random_vectors<Param>& random)
 {
-    constexpr std::size_t lanes = simd::lanes;
+    constexpr bool has_floats = std::is_same_v<Param, float>;
     std::byte* const param = a.param + i * sizeof(Param);
-    [[maybe_unused]] raw_weights<Vectors> before, stored = {};
-    if constexpr (!std::is_same_v<Param, float>)
-        if (a.changed != nullptr) [[unlikely]]
-            load_raw(is_split<Param> ? a.weight_out + i * sizeof(bfloat16) : param, before);
-    if constexpr (is_split<Param>) {
-        ADAMANT_UNROLL
-        for (std::size_t k = 0; k < Vectors; k += 2)
-            stored.vectors[k / 2] = store_split<Interleaved>(
-                param + k * lanes * sizeof(Param), a.weight_out + (i + k * lanes) * sizeof(WeightOut), p[k], p[k + 1]);
-    } else if constexpr (!std::is_void_v<WeightOut>) {
-        std::byte* const out = a.weight_out + i * sizeof(WeightOut);
-        if (access.stream) {
+    // The 16-bit weights that are published.
+    std::byte* published = param;
+    if constexpr (!std::is_void_v<WeightOut>)
+        published = a.weight_out + i * sizeof(WeightOut);
+    [[maybe_unused]] raw_weights<Vectors> weights;
+    ADAMANT_UNROLL
+    for (std::size_t k = 0; k < Vectors; k += 2) {
+        if constexpr (is_split<Param>)
+            weights.vectors[k / 2] = weights_of_split<Interleaved>(p[k], p[k + 1]);
+        else if constexpr (!has_floats)
+            weights.vectors[k / 2] =
+                rounded_results<Param, Interleaved, Ordinary>(p[k], p[k + 1], access.native_bfloat16, random);
+        else if constexpr (!std::is_void_v<WeightOut>)
+            weights.vectors[k / 2] =
+                simd::template rounded_pair<WeightOut, Interleaved, Ordinary>(p[k], p[k + 1], access.native_bfloat16);
+    }
+    if (a.changed != nullptr) [[unlikely]] {
+        std::uint64_t bits;
+        if constexpr (!has_floats)
+            bits = simd::differing_words(load_raw<Vectors>(published).vectors, weights.vectors);
+        else if constexpr (!std::is_void_v<WeightOut>)
+            bits = simd::differing_words(
+                load_rounded<WeightOut, Ordinary, Vectors>(param, access.native_bfloat16).vectors, weights.vectors);
+        else
+            bits = differing_params(param, p);
+        set_group_changed<Vectors * simd::lanes>(a.changed, i, bits);
+    }
+    constexpr std::size_t pair_bytes = simd::lanes * sizeof(float); // of 16-bit weights
+    if constexpr (!has_floats || !std::is_void_v<WeightOut>) {
+        if (has_floats && access.stream) {
             ADAMANT_UNROLL
-            for (std::size_t k = 0; k < Vectors; k += 2)
-                stored.vectors[k / 2] = simd::template stream_pair<WeightOut, Ordinary>(
-                    out + k * lanes * sizeof(WeightOut), p[k], p[k + 1], access.native_bfloat16);
+            for (std::size_t k = 0; k < Vectors / 2; ++k)
+                simd::stream(published + k * pair_bytes, weights.vectors[k]);
         } else {
             ADAMANT_UNROLL
-            for (std::size_t k = 0; k < Vectors; k += 2)
-                stored.vectors[k / 2] = simd::template store_pair<WeightOut, Interleaved, Ordinary>(
-                    out + k * lanes * sizeof(WeightOut), p[k], p[k + 1], access.native_bfloat16);
+            for (std::size_t k = 0; k < Vectors / 2; ++k)
+                store_raw(published + k * pair_bytes, weights.vectors[k]);
         }
     }
-    if constexpr (std::is_same_v<Param, float>)
-        if (a.changed != nullptr) [[unlikely]]
-            set_group_changed<Vectors * lanes>(
-                a.changed, i, differing_params<WeightOut, Ordinary>(param, p, stored, access.native_bfloat16));
-    if constexpr (!is_split<Param>) {
-        ADAMANT_UNROLL
-        for (std::size_t k = 0; k < Vectors; k += 2) {
-            [[maybe_unused]] simd::u32 const pair = store_rounded<Param, Interleaved, Ordinary>(
-                param + k * lanes * sizeof(Param), p[k], p[k + 1], access.native_bfloat16, random);
-            if constexpr (!std::is_same_v<Param, float>)
-                stored.vectors[k / 2] = pair;
-        }
+    ADAMANT_UNROLL
+    for (std::size_t k = 0; k < Vectors; k += 2) {
+        if constexpr (has_floats)
+            store_pair<float, false, false>(param + k * simd::lanes * sizeof(float), p[k], p[k + 1], false);
+        else if constexpr (is_split<Param>)
+            store_split<Interleaved>(param + k / 2 * pair_bytes, p[k], p[k + 1]);
     }
-    if constexpr (!std::is_same_v<Param, float>)
-        if (a.changed != nullptr) [[unlikely]]
-            set_group_changed<Vectors * lanes>(a.changed, i, simd::differing_words(before.vectors, stored.vectors));
 }

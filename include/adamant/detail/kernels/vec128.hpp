@@ -87,17 +87,18 @@ ADAMANT_SIMD __m128i load_u16(std::byte const* address) noexcept
 {
     return _mm_unpacklo_epi16(_mm_loadl_epi64(reinterpret_cast<__m128i_u const*>(address)), _mm_setzero_si128());
 }
-// Stores the lower half of each lane. Sign-extends the halves first, because SSE2 packs with signed saturation only.
+ADAMANT_SIMD u32 upper_halves(u32 a, u32 b) noexcept
+{
+    return cast<u32>(_mm_packs_epi32(_mm_srai_epi32(cast<__m128i>(a), 16), _mm_srai_epi32(cast<__m128i>(b), 16)));
+}
+// Sign-extends the halves first, because SSE2 packs with signed saturation only.
+ADAMANT_SIMD u32 lower_halves(__m128i a, __m128i b) noexcept
+{
+    return upper_halves(shift_left<16>(cast<u32>(a)), shift_left<16>(cast<u32>(b)));
+}
 ADAMANT_SIMD void store_u16(std::byte* address, __m128i x) noexcept
 {
-    __m128i const extended = _mm_srai_epi32(_mm_slli_epi32(x, 16), 16);
-    _mm_storel_epi64(reinterpret_cast<__m128i_u*>(address), _mm_packs_epi32(extended, extended));
-}
-
-ADAMANT_SIMD void store_upper_halves(std::byte* address, u32 a, u32 b) noexcept
-{
-    _mm_storeu_si128(reinterpret_cast<__m128i_u*>(address),
-                     _mm_packs_epi32(_mm_srai_epi32(cast<__m128i>(a), 16), _mm_srai_epi32(cast<__m128i>(b), 16)));
+    _mm_storel_epi64(reinterpret_cast<__m128i_u*>(address), cast<__m128i>(lower_halves(x, x)));
 }
 
 ADAMANT_SIMD void load_signed_halves(std::byte const* address, u32& a, u32& b) noexcept
@@ -134,13 +135,14 @@ ADAMANT_SIMD void store(std::byte* address, f32 x, float) noexcept
 {
     _mm_storeu_ps(reinterpret_cast<float*>(address), x);
 }
-ADAMANT_SIMD void store(std::byte* address, f32 x, bfloat16) noexcept
+// The rounded lanes, in the lower half of each.
+ADAMANT_SIMD __m128i rounded(f32 x, bfloat16) noexcept
 {
     __m128i const bits = _mm_castps_si128(x);
     __m128i const lsb = _mm_and_si128(_mm_srli_epi32(bits, 16), set_all(1u));
-    store_u16(address, _mm_srli_epi32(_mm_add_epi32(_mm_add_epi32(bits, set_all(0x7fffu)), lsb), 16));
+    return _mm_srli_epi32(_mm_add_epi32(_mm_add_epi32(bits, set_all(0x7fffu)), lsb), 16);
 }
-ADAMANT_SIMD void store(std::byte* address, f32 x, float16) noexcept
+ADAMANT_SIMD __m128i rounded(f32 x, float16) noexcept
 {
     __m128i const bits = _mm_castps_si128(x);
     __m128i const abs = _mm_and_si128(bits, set_all(float_abs_mask));
@@ -155,7 +157,13 @@ ADAMANT_SIMD void store(std::byte* address, f32 x, float16) noexcept
     __m128i result = select(_mm_cmplt_epi32(abs, set_all(0x38800000u)), subnormal, normal);
     result = select(_mm_cmpgt_epi32(abs, set_all(0x477fffffu)), set_all(0x7c00u), result);
     result = select(_mm_cmpgt_epi32(abs, set_all(float_infinity_bits)), set_all(0x7e00u), result);
-    store_u16(address, _mm_or_si128(result, sign));
+    return _mm_or_si128(result, sign);
+}
+// Two vectors rounded to T, in the order of memory.
+template <class T>
+ADAMANT_SIMD u32 rounded_pair(f32 a, f32 b, T) noexcept
+{
+    return lower_halves(rounded(a, T{}), rounded(b, T{}));
 }
 ADAMANT_SIMD f64 widen_low(f32 x) noexcept
 {
@@ -282,10 +290,9 @@ ADAMANT_SIMD void store_u16(std::byte* address, uint16x4_t x) noexcept
     std::memcpy(address, &four, sizeof four);
 }
 
-ADAMANT_SIMD void store_upper_halves(std::byte* address, u32 a, u32 b) noexcept
+ADAMANT_SIMD u32 upper_halves(u32 a, u32 b) noexcept
 {
-    uint16x8_t const eight = vuzp2q_u16(vreinterpretq_u16_u32(a), vreinterpretq_u16_u32(b));
-    vst1q_u8(reinterpret_cast<std::uint8_t*>(address), vreinterpretq_u8_u16(eight));
+    return vreinterpretq_u32_u16(vuzp2q_u16(vreinterpretq_u16_u32(a), vreinterpretq_u16_u32(b)));
 }
 
 ADAMANT_SIMD void load_signed_halves(std::byte const* address, u32& a, u32& b) noexcept
@@ -320,12 +327,16 @@ ADAMANT_SIMD uint32x4_t to_nearest_even(uint32x4_t bits) noexcept
     asm("" : "+w"(even)); // keeps Clang from turning the comparison into shifts
     return even;
 }
-ADAMANT_SIMD void store(std::byte* address, f32 x, bfloat16) noexcept
+ADAMANT_SIMD uint16x4_t rounded(f32 x, bfloat16) noexcept
 {
     uint32x4_t const bits = vreinterpretq_u32_f32(x);
-    store_u16(address, vraddhn_u32(bits, to_nearest_even(bits)));
+    return vraddhn_u32(bits, to_nearest_even(bits));
 }
-// Load and store two vectors that are adjacent in memory, in one access.
+ADAMANT_SIMD uint16x4_t rounded(f32 x, float16) noexcept
+{
+    return vreinterpret_u16_f16(vcvt_f16_f32(x));
+}
+// Loads two vectors that are adjacent in memory, in one access.
 ADAMANT_SIMD void load_pair(std::byte const* address, f32& a, f32& b, bfloat16) noexcept
 {
     uint16x8_t const eight = vreinterpretq_u16_u8(vld1q_u8(reinterpret_cast<std::uint8_t const*>(address)));
@@ -333,13 +344,15 @@ ADAMANT_SIMD void load_pair(std::byte const* address, f32& a, f32& b, bfloat16) 
     a = vreinterpretq_f32_u16(vzip1q_u16(zeros, eight));
     b = vreinterpretq_f32_u16(vzip2q_u16(zeros, eight));
 }
-ADAMANT_SIMD void store_pair(std::byte* address, f32 a, f32 b, bfloat16) noexcept
+// Two vectors rounded to a 16-bit type, in the order of memory.
+ADAMANT_SIMD u32 rounded_pair(f32 a, f32 b, bfloat16) noexcept
 {
-    uint32x4_t const a_bits = vreinterpretq_u32_f32(a);
     uint32x4_t const b_bits = vreinterpretq_u32_f32(b);
-    uint16x8_t const eight =
-        vraddhn_high_u32(vraddhn_u32(a_bits, to_nearest_even(a_bits)), b_bits, to_nearest_even(b_bits));
-    vst1q_u8(reinterpret_cast<std::uint8_t*>(address), vreinterpretq_u8_u16(eight));
+    return vreinterpretq_u32_u16(vraddhn_high_u32(rounded(a, bfloat16{}), b_bits, to_nearest_even(b_bits)));
+}
+ADAMANT_SIMD u32 rounded_pair(f32 a, f32 b, float16) noexcept
+{
+    return vreinterpretq_u32_f16(vcvt_high_f16_f32(vcvt_f16_f32(a), b));
 }
 // Rounds results of the ordinary path to bfloat16, in the upper half of each lane, as round_upper_word() in
 // detail/kernels/avx2.inl does.
@@ -347,13 +360,9 @@ ADAMANT_SIMD uint16x8_t rounded_ordinary(f32 x) noexcept
 {
     return vreinterpretq_u16_f32(vfmaq_n_f32(vmulq_n_f32(x, -65535.0f), x, 65536.0f));
 }
-ADAMANT_SIMD void store_ordinary_pair(std::byte* address, f32 a, f32 b, bfloat16) noexcept
+ADAMANT_SIMD u32 rounded_ordinary_pair(f32 a, f32 b, bfloat16) noexcept
 {
-    store_upper_halves(address, vreinterpretq_u32_u16(rounded_ordinary(a)), vreinterpretq_u32_u16(rounded_ordinary(b)));
-}
-ADAMANT_SIMD void store(std::byte* address, f32 x, float16) noexcept
-{
-    store_u16(address, vreinterpret_u16_f16(vcvt_f16_f32(x)));
+    return upper_halves(vreinterpretq_u32_u16(rounded_ordinary(a)), vreinterpretq_u32_u16(rounded_ordinary(b)));
 }
 // Not xsimd's: some versions multiply and then add, which the compiler may or may not fuse.
 ADAMANT_SIMD f32 fma(f32 a, f32 b, f32 c) noexcept
@@ -378,7 +387,7 @@ ADAMANT_SIMD f32 sqrt(f32 a) noexcept
 
 #endif
 
-// Load and store two vectors that are adjacent in memory.
+// Loads two vectors that are adjacent in memory.
 template <class T>
 ADAMANT_SIMD void load_pair(std::byte const* address, f32& a, f32& b, T) noexcept
 {
@@ -386,16 +395,15 @@ ADAMANT_SIMD void load_pair(std::byte const* address, f32& a, f32& b, T) noexcep
     b = load(address + sizeof(f32) / sizeof(float) * sizeof(T), T{});
 }
 template <class T>
-ADAMANT_SIMD void store_pair(std::byte* address, f32 a, f32 b, T) noexcept
+ADAMANT_SIMD void store(std::byte* address, f32 x, T) noexcept
 {
-    store(address, a, T{});
-    store(address + sizeof(f32) / sizeof(float) * sizeof(T), b, T{});
+    store_u16(address, rounded(x, T{}));
 }
-
+// The same as rounded_pair() for results of the ordinary path.
 template <class T>
-ADAMANT_SIMD void store_ordinary_pair(std::byte* address, f32 a, f32 b, T) noexcept
+ADAMANT_SIMD u32 rounded_ordinary_pair(f32 a, f32 b, T) noexcept
 {
-    store_pair(address, a, b, T{});
+    return rounded_pair(a, b, T{});
 }
 
 } // namespace vec128
