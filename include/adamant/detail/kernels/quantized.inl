@@ -220,9 +220,9 @@ inline constexpr std::size_t line_vectors = 32 / simd::lanes;
 // group; its results go to scratch.
 //
 // The scales tell whether moments are ordinary: the smallest second moment is 2^-32 of its scale.
-template <class Param, class Grad, class WeightOut>
-[[gnu::noinline]] std::size_t fast_quantized_step(step_pointers const& arrays, std::size_t begin, std::size_t end,
-                                                  step_scalars const& scalars, memory_access access) noexcept
+template <tracking Tracking, class Param, class Grad, class WeightOut>
+[[gnu::noinline]] std::size_t fast_quantized_groups(step_pointers const& arrays, std::size_t begin, std::size_t end,
+                                                    step_scalars const& scalars, memory_access access) noexcept
 {
     step_pointers const a = arrays;
     coefficient_vectors const c = broadcast(scalars);
@@ -231,7 +231,14 @@ template <class Param, class Grad, class WeightOut>
     random_vectors<Param> for_param;
     for_param.template begin<false>(scalars.rounding.param, scalars.lines.param, begin - quantized_group_elems);
     alignas(64) std::byte scratch[4][quantized_group_elems * sizeof(float)];
-    step_pointers target{scratch[0], nullptr, scratch[1], scratch[2], scratch[3]};
+    std::uint64_t scratch_bits = 0;
+    step_pointers target{scratch[0],
+                         nullptr,
+                         scratch[1],
+                         scratch[2],
+                         scratch[3],
+                         {},
+                         Tracking == tracking::yes ? &scratch_bits : nullptr};
     started_codes group = {};
     std::size_t i = begin;
     for (;; i += quantized_group_elems) {
@@ -282,7 +289,7 @@ template <class Param, class Grad, class WeightOut>
             ADAMANT_UNROLL
             for (std::size_t j = 0; j < line_vectors; ++j)
                 p[j] = finish_param<path::ordinary>(group.updates[k + j], c);
-            store_params<Param, WeightOut, false, true>(target, in_group, p, access, for_param);
+            store_params<Param, WeightOut, false, true, Tracking>(target, in_group, p, access, for_param);
             ADAMANT_UNROLL
             for (std::size_t j = k; j < k + line_vectors; j += 2) {
                 code_pair const codes = encode_pair({group.exp_avg[j], group.exp_avg[j + 1]},
@@ -304,11 +311,25 @@ template <class Param, class Grad, class WeightOut>
                   exp_avg_sq,
                   nullptr,
                   {},
-                  a.changed == nullptr ? nullptr : a.changed + i / changed_word_elems};
+                  is_tracked<Tracking>(a) ? a.changed + i / changed_word_elems : nullptr};
         if constexpr (!std::is_void_v<WeightOut>)
             target.weight_out = a.weight_out + i * sizeof(WeightOut);
     }
     return i;
+}
+// Weights beside float params are compared with the old params, rounded again. A branch around that work costs as much
+// as the work, so these loops are compiled twice.
+template <class Param, class Grad, class WeightOut>
+std::size_t fast_quantized_step(step_pointers const& a, std::size_t begin, std::size_t end, step_scalars const& c,
+                                memory_access access) noexcept
+{
+    if constexpr (std::is_same_v<Param, float> && !std::is_void_v<WeightOut>) {
+        if (a.changed != nullptr)
+            return fast_quantized_groups<tracking::yes, Param, Grad, WeightOut>(a, begin, end, c, access);
+        return fast_quantized_groups<tracking::no, Param, Grad, WeightOut>(a, begin, end, c, access);
+    } else {
+        return fast_quantized_groups<tracking::either, Param, Grad, WeightOut>(a, begin, end, c, access);
+    }
 }
 
 template <class Param, class Grad, class WeightOut>

@@ -208,8 +208,19 @@ ADAMANT_SIMD std::uint64_t differing_params(std::byte const* params, simd::f32 c
     return differing;
 }
 
+// Whether a loop marks changed weights: known at compile time, or a branch in the loop.
+enum class tracking { no, yes, either };
+template <tracking Tracking>
+ADAMANT_SIMD bool is_tracked(step_pointers const& a)
+{
+    if constexpr (Tracking == tracking::either)
+        return __builtin_expect(a.changed != nullptr, false);
+    return Tracking == tracking::yes;
+}
+
 // Stores a group of new params and their weights. Before that, marks changed weights if they are tracked.
-template <class Param, class WeightOut, bool Interleaved, bool Ordinary, std::size_t Vectors>
+template <class Param, class WeightOut, bool Interleaved, bool Ordinary, tracking Tracking = tracking::either,
+          std::size_t Vectors>
 ADAMANT_SIMD void store_params(step_pointers const& a, std::size_t i, simd::f32 const (&p)[Vectors],
                                memory_access access, [[maybe_unused]] random_vectors<Param>& random)
 {
@@ -231,7 +242,7 @@ ADAMANT_SIMD void store_params(step_pointers const& a, std::size_t i, simd::f32 
             weights.vectors[k / 2] =
                 simd::template rounded_pair<WeightOut, Interleaved, Ordinary>(p[k], p[k + 1], access.native_bfloat16);
     }
-    if (a.changed != nullptr) [[unlikely]] {
+    if (is_tracked<Tracking>(a)) {
         std::uint64_t bits;
         if constexpr (!has_floats)
             bits = simd::differing_words(load_raw<Vectors>(published).vectors, weights.vectors);
