@@ -269,6 +269,36 @@ def test_deepspeed_keeps_the_moments_of_a_client_optimizer(stage, state_format, 
     assert len(losses) == 10 and losses[-1] < losses[0]
 
 
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_deepspeed_client_optimizer_refuses_what_needs_whole_params(stage, tmp_path):
+    pytest.importorskip("deepspeed")
+    code = f"""
+import json, sys, deepspeed, torch
+from adamant import InvalidArgument
+from adamant.torch import AdamW
+config = json.load(open({str(examples / "deepspeed_client.json")!r}))
+config["zero_optimization"]["stage"] = {stage}
+for argument in dict(max_norm=1.0), dict(on_nonfinite="skip"), dict(overlap=True), dict(zenflow=dict(topk_ratio=0.1)), {{}}:
+    model = torch.nn.Linear(64, 64)
+    optimizer = AdamW(model.parameters(), state_format="quantized8", **argument)
+    try:
+        engine = deepspeed.initialize(model=model, optimizer=optimizer, model_parameters=model.parameters(),
+                                      config=config)[0]
+        engine.backward(engine(torch.ones(4, 64).to(engine.device, next(model.parameters()).dtype)).float().sum())
+        engine.step()
+        print(*argument, "stepped")
+    except InvalidArgument as error:
+        print(error)
+torch.distributed.destroy_process_group()
+"""
+    path = tmp_path / "job.py"
+    path.write_text(code)
+    out = ranks(1, str(path))
+    for argument in ("max_norm", "on_nonfinite", "overlap", "zenflow"):
+        assert f"cannot use {argument} in DeepSpeed: " in out
+    assert out.endswith("\nstepped\n")
+
+
 # Changed weights. Killed processes are started again, and both end with the bits of a run that nothing disturbed.
 
 # Runs the script sys.argv[4]; the process kills itself at a call of a function: before it, after it, or within.

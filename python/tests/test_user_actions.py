@@ -7,6 +7,7 @@ import pickle
 import random
 import subprocess
 import sys
+import types
 from collections import defaultdict
 
 import numpy as np
@@ -948,3 +949,27 @@ def test_memory_that_the_caller_releases_is_freed(mode):
     del run, saved
     gc.collect()
     assert alive(everything) == 0
+
+
+@pytest.mark.parametrize("module, engine", [("deepspeed.runtime", "DeepSpeed"), ("colossalai.zero", "ColossalAI")])
+@pytest.mark.parametrize("argument", [{"max_norm": 1.0}, {"on_nonfinite": "skip"}, {"overlap": True}, {"accumulate": 2},
+                                      {"zenflow": {"topk_ratio": 0.1}}, {"track_changes": True}, {}, {"master": True},
+                                      {"state_format": "quantized8", "on_nonfinite": "zero"}], ids=str)
+def test_engines_that_partition_params(module, engine, argument, monkeypatch):
+    """Arguments that such an engine would make wrong, or leave without effect, are refused before the first step."""
+    monkeypatch.setitem(sys.modules, module, types.ModuleType(module))
+    in_engine = {"__name__": f"{module}.optimizer"}
+    exec("def step(optimizer):\n    return optimizer.step()", in_engine)
+    partition = torch.nn.Parameter(torch.ones(256))
+    optimizer = AdamW([partition], lr=0.1, **argument)
+    partition.grad = torch.ones(256)
+    before = partition.detach().clone()
+    name = next(iter(argument), "")
+    if argument and name in ("master", "state_format") or not argument:
+        in_engine["step"](optimizer)
+        assert not torch.equal(partition, before)
+        return
+    for _ in range(2):
+        with pytest.raises(adamant.InvalidArgument, match=f"cannot use {name} in {engine}: .*{engine}.* Leave it out"):
+            in_engine["step"](optimizer)
+    assert torch.equal(partition, before) and not optimizer.state

@@ -191,7 +191,7 @@ class StepValues(Struct):
 
 
 class Report(Struct):
-    """Report of a step. Fields are those of adamant_report in adamant/adamant.h."""
+    """Report of a step. Fields are those of adamant_report in adamant/adamant.h. What was not measured is nan."""
 
     name_in_c = "adamant_report"
     _fields_ = [_size, ("step", c_uint64), ("outcome", c_int32), ("speculated", c_int32), ("rolled_back", c_int32),

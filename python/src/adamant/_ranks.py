@@ -83,6 +83,21 @@ def zero_redundancy_group() -> Optional[Any]:
     return None
 
 
+def partitioning_engine() -> Optional[str]:
+    """The engine that is stepping this optimizer over its own flat partitions of the params, or None."""
+    engines = {"deepspeed.runtime": "DeepSpeed", "colossalai.zero": "ColossalAI"}
+    if not any(module in sys.modules for module in engines):
+        return None
+    frame = sys._getframe(1)
+    while frame is not None:
+        name = str(frame.f_globals.get("__name__", ""))
+        for module, engine in engines.items():
+            if name.startswith(module + "."):
+                return engine
+        frame = frame.f_back  # type: ignore[assignment]
+    return None
+
+
 class Ranks:
     """The ranks that share gradients, and the params that they replicate.
 

@@ -213,7 +213,8 @@ def install(**options: Any) -> None:
     ImportError
         megatron-core is not installed.
     InvalidArgument
-        Megatron does the option's work itself, such as clipping and keeping masters.
+        Megatron does the option's work itself: max_norm, on_nonfinite, overlap, accumulate, zenflow, process_group and
+        master.
 
     Notes
     -----

@@ -134,7 +134,6 @@ class AdamW(Steps, torch_adamw):
     zenflow : ZenFlow, dict or None, default None
         Deferred updates: important columns of each matrix are stepped every step, the others once in a window of steps.
         A dictionary holds the arguments of ZenFlow. Excludes `overlap` and `accumulate`. See Notes.
-
     track_changes : bool, default False
         Mark the weights that change, for changed_weights(). Takes an eighth of a byte for each element.
 

@@ -15,7 +15,7 @@ from torch.optim import optimizer as _torch_optimizer
 from .. import _threads
 from .._host_copies import local
 from .._library import SQUARES_WORDS, InvalidArgument, Report
-from .._ranks import Gradient, Ranks, norm_of, zero_redundancy_group
+from .._ranks import Gradient, Ranks, norm_of, partitioning_engine, zero_redundancy_group
 from .._signals import delayed_signals
 from .._signature_module import CHANGED, NEW_GRADIENT, NO_GRADIENT, new_signature
 from .._step_group import StepGroup
@@ -31,6 +31,17 @@ from ._state import complete_state, count_tensor, settle_count
 _creations = itertools.count()
 # Keep torch's classes: users may assign ours to torch.optim.
 torch_adam, torch_adamw = torch.optim.Adam, torch.optim.AdamW
+
+
+# Arguments that an engine with its own partitions makes wrong, or leaves without effect.
+_not_for_partitions = {
+    "max_norm": "each rank would clip by the norm of its own partition. {} clips by that of all",
+    "on_nonfinite": "each rank would skip its own partition alone. {} skips such steps itself",
+    "overlap": "backward() makes the gradients of other tensors than those that {} steps",
+    "accumulate": "backward() makes the gradients of other tensors than those that {} steps",
+    "zenflow": "{} steps flat partitions, which have no columns",
+    "process_group": "only a norm needs it, and {} computes the norm",
+    "track_changes": "the weights are not those that {} steps"}
 
 
 def _remove(handles: List[Any]) -> None:
@@ -77,6 +88,7 @@ class Steps(Backward, Saving):
         weakref.finalize(self, _remove, self._handles)
         self._places: Dict[int, Tuple[int, int]] = {}  # where a param was found, by its id: group and index
         self._may_be_averaged = True  # until _refuse_averaging() has checked
+        self._may_be_partitioned = True  # until _refuse_partitions() has checked
         self._lock = threading.RLock()  # backward() calls hooks in one thread for each device
         self._signature = new_signature()
         self._ranks = Ranks(self._process_group) if self._process_group is not None else None
@@ -309,7 +321,20 @@ class Steps(Backward, Saving):
     # Bypass torch's wrapper unless hooks or the profiler need it: it takes longer than a small step.
     step.hooked = True  # type: ignore[attr-defined]
 
+    def _refuse_partitions(self) -> None:
+        """Raises InvalidArgument in an engine that partitions params, for arguments that need whole params."""
+        engine = partitioning_engine()
+        given = self._arguments.non_defaults()
+        if self._process_group is not None:
+            given["process_group"] = self._process_group
+        for argument, reason in _not_for_partitions.items():
+            if engine is not None and argument in given and given[argument] != "zero":
+                raise InvalidArgument(f"cannot use {argument} in {engine}: {reason.format(engine)}. Leave it out")
+        self._may_be_partitioned = False
+
     def _step(self, closure: Optional[Callable[[], Any]] = None) -> Any:
+        if self._may_be_partitioned:
+            self._refuse_partitions()
         loss = None
         if closure is not None:
             with torch.enable_grad():
