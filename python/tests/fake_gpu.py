@@ -1,5 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tensors in host memory that say they are on a GPU, for engines that offload params from one."""
+"""Tensors in host memory that say they are on a GPU, for engines that offload params from one.
+
+    for owner, attributes in replacements():
+        for name, value in attributes.items():
+            setattr(owner, name, value)
+"""
 import contextlib
 
 import torch

@@ -42,6 +42,7 @@ def main() -> int:
         return 2
     passed: Dict[str, set] = {}
     for whose in ("torch", "ours"):
+        print(f"{whose}: running", flush=True)
         path = [str(folder), str(Path(__file__).parent), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
         run = subprocess.run(
             [sys.executable, "-W", "ignore", "-m", "pytest", "-q", "-s", "-p", "no:cacheprovider", "-p",
@@ -51,7 +52,8 @@ def main() -> int:
         outcomes = dict(line.split(" is ") for line in run.stdout.split("\n")
                         if line.startswith("test_") and " is " in line)
         passed[whose] = {name for name, outcome in outcomes.items() if outcome == "passed"}
-        print(f"{whose}: {len(passed[whose])} passed, {len(outcomes) - len(passed[whose])} failed or skipped")
+        others = sorted(outcomes.keys() - passed[whose])
+        print(f"{whose}: {len(passed[whose])} passed, {len(others)} failed or skipped", *others, flush=True)
         if not outcomes:
             print(run.stdout, file=sys.stderr)
             return 2
