@@ -83,12 +83,11 @@ TEST_CASE("a short array is refused by its size wherever it lies in memory")
                 arrays[b] = std::span(floats).subspan(next, n);
                 next += n;
             }
-            auto& [p, g, m, v] = arrays;
             std::span const w = std::span(out).first(a == 4 ? found : 4);
-            std::string const text = refusal([&] { shard(p, g, m, v, w); });
+            std::string const text = refusal([&] { shard(arrays[0], arrays[1], arrays[2], arrays[3], w); });
             CHECK(mentions(text, names[a] + std::string(" has ") + std::to_string(found)));
             if (a != 4)
-                CHECK(refusal([&] { shard(p, g, m, v); }) == text);
+                CHECK(refusal([&] { shard(arrays[0], arrays[1], arrays[2], arrays[3]); }) == text);
         }
     std::vector<float> param(200), grad(200);
     std::vector<quantized8> groups(8);
