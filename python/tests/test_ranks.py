@@ -178,6 +178,58 @@ for step in range(4):
 """, tmp_path)
 
 
+@pytest.mark.parametrize("options", ['{"max_norm": 0.5}', '{"on_nonfinite": "skip"}', '{"max_norm": 0.5, "overlap": True}',
+                                     '{"max_norm": 0.5, "zenflow": {"topk_ratio": 0.1}}', '{"zenflow": {"topk_ratio": 0.1}}'])
+def test_shards_of_ranks_that_no_group_names_are_refused(options, tmp_path):
+    """Each rank would clip, or skip, by the norm of its own shard."""
+    on_ranks(4, f"options = {options}" + """
+whole_mesh = init_device_mesh("cpu", (count,))
+square = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
+both = init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "tensor"))
+def optimizer_of(mesh, placements, group):
+    param = torch.nn.Parameter(distribute_tensor(values(0, 64, 128), mesh, placements))
+    param.grad = distribute_tensor(values(1, 64, 128), mesh, placements)
+    return param, AdamW([param], lr=0.1, process_group=group, threads=1, **options)
+for mesh, placements, group, has in (
+        (whole_mesh, [Shard(0)], None, "over 4 ranks, and process_group is None"),
+        (square, [Replicate(), Shard(0)], None, "over 2 ranks, and process_group is None"),
+        (both, [Shard(0), Shard(0)], both.get_group("tensor"), "over 4 ranks, and process_group has 2 of them")):
+    param, optimizer = optimizer_of(mesh, placements, group)
+    before = param.to_local().clone()
+    for _ in range(2):
+        assert refused(optimizer.step, "group0.0", ": it is sharded " + has, "Pass a process_group of all these ranks")
+    assert torch.equal(param.to_local(), before) and "exp_avg" not in optimizer.state[param]
+complete = [(whole_mesh, [Shard(0)], world)]
+if "zenflow" not in options:  # which takes no replicas with a group, and one dimension of a mesh
+    complete += [(square, [Replicate(), Shard(0)], square.get_group("shard")), (square, [Replicate(), Shard(0)], world),
+                 (both, [Shard(0), Shard(0)], world), (whole_mesh, [Replicate()], None)]
+for mesh, placements, group in complete:
+    param, optimizer = optimizer_of(mesh, placements, group)
+    optimizer.step()
+    assert "max_norm" not in options or near(optimizer.last_report.global_norm, norm_of(values(1, 64, 128)))
+""", tmp_path)
+
+
+def test_flat_params_of_fsdp_without_a_group_are_refused(tmp_path):
+    on_ranks(2, """
+from torch.distributed.fsdp import FullyShardedDataParallel
+for use_orig_params in False, True:
+    def made(**options):
+        torch.manual_seed(0)
+        model = FullyShardedDataParallel(torch.nn.Linear(64, 64), use_orig_params=use_orig_params,
+                                         device_id=torch.device("cpu"))
+        model(values(1, 4, 64)).square().sum().backward()
+        return AdamW(model.parameters(), lr=0.1, threads=1, **options)
+    for options in {"max_norm": 0.1}, {"on_nonfinite": "skip"}:
+        assert refused(made(**options).step, "cannot compute the norm of group0.0", "process_group is None")
+    assert made().step() is None
+    torch.manual_seed(0)
+    alone = torch.nn.Linear(64, 64)
+    alone(values(1, 4, 64)).square().sum().backward()
+    assert near(made(max_norm=0.1, process_group=world).step(), norm_of(*(p.grad for p in alone.parameters())))
+""", tmp_path)
+
+
 def test_replicated_norm_with_zero_redundancy_optimizer(tmp_path):
     on_ranks(2, """
 from torch.distributed.optim import ZeroRedundancyOptimizer

@@ -1092,7 +1092,7 @@ group = {"process_group": mesh.get_group()}
 whole = torch.ones(128, 8)
 rows, columns = (distribute_tensor(whole.clone(), mesh, [Shard(dim)]) for dim in (0, 1))
 assert "whole rows" in refused(columns, **group)
-assert "Pass the ranks as process_group" in refused(rows)
+assert "Pass a process_group of all these ranks" in refused(rows)
 assert "not a sharded DTensor" in refused(whole, **group)
 assert "is replicated" in refused(distribute_tensor(whole, mesh, [Replicate()]), **group)
 assert "it is sharded over ranks" in refused(rows, state_format="quantized8", **group)

@@ -83,6 +83,28 @@ def zero_redundancy_group() -> Optional[Any]:
     return None
 
 
+def unknown_shards(param: Any, group: Optional[Any]) -> Optional[str]:
+    """Why a process group lacks shards of this rank's replica of a DTensor, or None if it has all of them.
+
+    FullyShardedDataParallel's params do not say which ranks have shards: any group will do.
+    """
+    if group is None and getattr(param, "_fsdp_flattened", False) and torch.distributed.get_world_size() > 1:
+        return "it is sharded by FullyShardedDataParallel, and process_group is None"
+    placements = getattr(param, "placements", ())
+    sharded = [not placement.is_replicate() and param.device_mesh.size(dimension) > 1
+               for dimension, placement in enumerate(placements)]
+    if not any(sharded):
+        return None
+    here = param.device_mesh.get_coordinate()
+    index = tuple(slice(None) if is_sharded else place for is_sharded, place in zip(sharded, here))
+    needed = set(param.device_mesh.mesh[index].flatten().tolist())
+    if group is None:
+        return f"it is sharded over {len(needed)} ranks, and process_group is None"
+    known = needed.intersection(torch.distributed.get_process_group_ranks(group))
+    return None if known == needed else (
+        f"it is sharded over {len(needed)} ranks, and process_group has {len(known)} of them")
+
+
 def partitioning_engine() -> Optional[str]:
     """The engine that is stepping this optimizer over its own flat partitions of the params, or None."""
     engines = {"deepspeed.runtime": "DeepSpeed", "colossalai.zero": "ColossalAI"}

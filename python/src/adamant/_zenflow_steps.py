@@ -22,6 +22,7 @@ from ._arrays import GROUP_ELEMS
 from ._host_copies import as_dtensor, check_memory, flat, local
 from ._library import InvalidArgument, Report, counted
 from ._quantized8 import is_quantized, moments
+from ._ranks import unknown_shards
 from ._split_masters import joined, master_key, masters
 from ._step_group import (check_array, check_groups, check_readable, check_tracked, error_context, first_element,
                           set_changed_hypers)
@@ -98,9 +99,10 @@ def _check_matrix(optimizer: "_Steps", name: str, group: int, param: Tensor) -> 
     if any(type(placement).__name__ != "Shard" or placement.dim != 0 for placement in sharding):
         raise InvalidArgument(f"cannot step {name} with zenflow: its placements are {placements}, but each rank must "
                               "have whole rows. Shard it along its first dimension, or leave zenflow out")
-    if sharding and optimizer._process_group is None:
-        raise InvalidArgument(f"cannot step {name} with zenflow: it is sharded over ranks, and columns are selected by "
-                              "the gradients of all ranks. Pass the ranks as process_group")
+    lacking = unknown_shards(param, optimizer._process_group)
+    if lacking is not None:
+        raise InvalidArgument(f"cannot step {name} with zenflow: {lacking}, but columns are selected by the gradients "
+                              "of all ranks. Pass a process_group of all these ranks")
     if group_has_ranks and not sharding:
         raise InvalidArgument(f"cannot step {name} with zenflow and process_group: it is not a sharded DTensor, so "
                               "this rank's rows are unknown. Shard it with FSDP2, or make a DTensor with "

@@ -15,7 +15,7 @@ from torch.optim import optimizer as _torch_optimizer
 from .. import _threads
 from .._host_copies import local
 from .._library import SQUARES_WORDS, InvalidArgument, Report
-from .._ranks import Gradient, Ranks, norm_of, partitioning_engine, zero_redundancy_group
+from .._ranks import Gradient, Ranks, norm_of, partitioning_engine, unknown_shards, zero_redundancy_group
 from .._signals import delayed_signals
 from .._signature_module import CHANGED, NEW_GRADIENT, NO_GRADIENT, new_signature
 from .._step_group import StepGroup
@@ -199,7 +199,17 @@ class Steps(Backward, Saving):
 
     def _init_state(self, group: int, param: Tensor) -> None:
         check_param(param, self._name(param))
+        if self._needs_norm:
+            self._refuse_other_ranks(param)
         complete_state(self, group, param)
+
+    def _refuse_other_ranks(self, param: Tensor) -> None:
+        """Raises InvalidArgument if the norm would lack shards of other ranks."""
+        reason = unknown_shards(param, self._process_group)
+        if reason is not None:
+            raise InvalidArgument(f"cannot compute the norm of {self._name(param)}: {reason}, so ranks would clip by "
+                                  "different norms. Pass a process_group of all these ranks, such as the result of "
+                                  "DeviceMesh.get_group()")
 
     def _format_of(self, group: Dict[str, Any]) -> Optional[str]:
         return group.get("state_format") or self._arguments.state_format
