@@ -214,6 +214,26 @@ TEST_CASE("changed weights: every value is compared as weight_out has it")
     check_rounding<float16>(types, random);
 }
 
+TEMPLATE_TEST_CASE("changed weights: an idle subnormal param is published as zero before and after a step", "",
+                   bfloat16, float16)
+{
+    // Without a gradient, and with moments of zero, whole groups take the fast path for idle params.
+    float const params[] = {1e-39f,    -1e-39f, 0x1p-127f, -0x1p-127f, 0x1.fffffcp-127f,
+                            0x1p-149f, 0.0f,    -0.0f,     0.5f,       -0.25f};
+    std::size_t const n = 1000;
+    std::vector<float> param(n), grad(n), exp_avg(n), exp_avg_sq(n, 1e-6f);
+    std::vector<TestType> weight_out(n);
+    for (std::size_t i = 0; i < n; ++i) {
+        param[i] = params[i % std::size(params)];
+        weight_out[i].bits = static_cast<std::uint16_t>(reference::rounded_bits<TestType>(param[i]));
+    }
+    std::vector<TestType> const before = weight_out;
+    std::vector<std::uint64_t> words(changed_words(n));
+    step(one_of(1), any_shard(shard(param, grad, exp_avg, exp_avg_sq, weight_out)).track(words), {.lr = 1e-3}, 1);
+    CHECK(std::memcmp(before.data(), weight_out.data(), n * sizeof(TestType)) == 0);
+    CHECK(std::count(words.begin(), words.end(), 0u) == static_cast<std::ptrdiff_t>(words.size()));
+}
+
 TEST_CASE("changed weights: a large shard whose weights are written past the caches", "[sweep]")
 {
     std::size_t const n = stream_weight_out_from_elems + 4096 + 77;
