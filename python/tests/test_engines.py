@@ -273,7 +273,7 @@ def test_deepspeed_keeps_the_moments_of_a_client_optimizer(stage, state_format, 
 def test_deepspeed_client_optimizer_refuses_what_needs_whole_params(stage, tmp_path):
     pytest.importorskip("deepspeed")
     code = f"""
-import json, sys, deepspeed, torch
+import json, deepspeed, torch
 from adamant import InvalidArgument
 from adamant.torch import AdamW
 config = json.load(open({str(examples / "deepspeed_client.json")!r}))

@@ -9,7 +9,7 @@ pytestmark = pytest.mark.skipif(not torch.distributed.is_available(), reason="ne
 
 begin = """
 import sys, torch, torch.distributed as dist
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 import adamant
@@ -200,6 +200,12 @@ for mesh, placements, group, has in (
         assert refused(optimizer.step, "group0.0", ": it is sharded " + has, "Pass a process_group of all these ranks")
     assert torch.equal(param.to_local(), before) and "exp_avg" not in optimizer.state[param]
 complete = [(whole_mesh, [Shard(0)], world)]
+pair = DeviceMesh("cpu", [0, 1])  # ranks 2 and 3 have no shard
+param, optimizer = optimizer_of(pair, [Shard(0)], None)
+if rank < 2:
+    assert refused(optimizer.step, "it is sharded over 2 ranks, and process_group is None")
+elif "zenflow" not in options:
+    optimizer.step()
 if "zenflow" not in options:  # which takes no replicas with a group, and one dimension of a mesh
     complete += [(square, [Replicate(), Shard(0)], square.get_group("shard")), (square, [Replicate(), Shard(0)], world),
                  (both, [Shard(0), Shard(0)], world), (whole_mesh, [Replicate()], None)]

@@ -84,18 +84,20 @@ def zero_redundancy_group() -> Optional[Any]:
 
 
 def unknown_shards(param: Any, group: Optional[Any]) -> Optional[str]:
-    """Why a process group lacks shards of this rank's replica of a DTensor, or None if it has all of them.
+    """Why a process group may lack shards of a param, or None if it has all shards of this rank's replica.
 
-    FullyShardedDataParallel's params do not say which ranks have shards: any group will do.
+    FullyShardedDataParallel's params do not say which ranks have shards, so any group is accepted for them.
     """
     if group is None and getattr(param, "_fsdp_flattened", False) and torch.distributed.get_world_size() > 1:
-        return "it is sharded by FullyShardedDataParallel, and process_group is None"
+        return "FullyShardedDataParallel may have shards of it on other ranks, and process_group is None"
     placements = getattr(param, "placements", ())
     sharded = [not placement.is_replicate() and param.device_mesh.size(dimension) > 1
                for dimension, placement in enumerate(placements)]
     if not any(sharded):
         return None
     here = param.device_mesh.get_coordinate()
+    if here is None:  # this rank is outside the mesh and has no elements
+        return None
     index = tuple(slice(None) if is_sharded else place for is_sharded, place in zip(sharded, here))
     needed = set(param.device_mesh.mesh[index].flatten().tolist())
     if group is None:

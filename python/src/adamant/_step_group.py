@@ -36,7 +36,7 @@ def _end_copies() -> None:
 
 def first_element(param: Tensor) -> int:
     """Index of this rank's first element in a DTensor that is sharded along its first dimension, else 0."""
-    if not hasattr(param, "to_local"):
+    if not hasattr(param, "to_local") or param.device_mesh.get_coordinate() is None:  # None: a rank outside the mesh
         return 0
     rows, first = param.shape[0] if param.dim() else 1, 0
     for dimension, placement in enumerate(param.placements):

@@ -31,8 +31,8 @@ def _origin(param: Tensor, name: str) -> Tuple[int, ...]:
     """Index of this rank's first element of a DTensor in each dimension of the whole param."""
     sizes, origin = list(param.shape), [0] * param.dim()
     for mesh_dimension, placement in enumerate(getattr(param, "placements", ())):
-        if placement.is_replicate():
-            continue
+        if placement.is_replicate() or param.device_mesh.get_coordinate() is None:  # type: ignore[attr-defined]
+            continue  # None: a rank outside the mesh, which has no elements
         if type(placement).__name__ != "Shard":
             raise InvalidArgument(f"cannot collect the changed weights of {name}: it is sharded by {placement}, whose "
                                   "elements have no offset in the whole param. Use Shard or Replicate")

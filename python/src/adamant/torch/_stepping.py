@@ -207,9 +207,9 @@ class Steps(Backward, Saving):
         """Raises InvalidArgument if the norm would lack shards of other ranks."""
         reason = unknown_shards(param, self._process_group)
         if reason is not None:
-            raise InvalidArgument(f"cannot compute the norm of {self._name(param)}: {reason}, so ranks would clip by "
-                                  "different norms. Pass a process_group of all these ranks, such as the result of "
-                                  "DeviceMesh.get_group()")
+            raise InvalidArgument(f"cannot compute the norm of {self._name(param)}: {reason}, so each rank would clip or "
+                                  "skip by a norm of its own. Pass a process_group of all these ranks, such as the "
+                                  "result of DeviceMesh.get_group()")
 
     def _format_of(self, group: Dict[str, Any]) -> Optional[str]:
         return group.get("state_format") or self._arguments.state_format
