@@ -172,6 +172,9 @@ class _Mesh:
     def size(self, dimension):
         return self.sizes[dimension]
 
+    def get_coordinate(self):
+        return self.ranks
+
     def get_local_rank(self, dimension):
         return self.ranks[dimension]
 
