@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Keeps words out that the field has better ones for: CONTRIBUTING.md, "Language", lists them."""
+"""Keeps words out that the field has better ones for, and prepositions out of names: CONTRIBUTING.md, "Language"."""
 import re
 import sys
 from pathlib import Path
@@ -22,6 +22,19 @@ ALLOWED = {
     "docs/numerics.md": {"lane", "lanes"},
 }
 
+# A declaration whose name is a preposition or a pronoun.
+NAMES = re.compile(r"[\w>*&\]] +(?:about|at|by|from|here|his|in|into|of|on|them|there|theirs|to|what|with)_?"
+                   r"(?= *(?:[=;,){\[]|:[^:]))")
+NAME_FOLDERS = ("include/", "tools/", "examples/")
+NOT_CODE = re.compile(r'R"\(.*?\)"|"(?:[^"\\\n]|\\.)*"|//[^\n]*|/\*.*?\*/', re.DOTALL)
+
+
+def declared_prepositions(text):
+    """Yields the number of the line, and the declaration."""
+    code = NOT_CODE.sub(lambda found: "\n" * found[0].count("\n"), text)
+    for found in NAMES.finditer(code):
+        yield code.count("\n", 0, found.start()) + 1, found[0]
+
 
 def main():
     problems, read = [], 0
@@ -31,7 +44,10 @@ def main():
             continue
         name = path.relative_to(ROOT).as_posix()
         allowed = set().union(*(words for start, words in ALLOWED.items() if name.startswith(start)))
-        for number, line in enumerate(path.read_text().splitlines(), 1):
+        text = path.read_text()
+        if name.startswith(NAME_FOLDERS) and path.suffix not in {".py", ".md", ".cmake", ".txt"}:
+            problems += [f"{name}:{number}: the name '{found}'" for number, found in declared_prepositions(text)]
+        for number, line in enumerate(text.splitlines(), 1):
             read += 1
             problems += [f"{name}:{number}: '{found[0]}'" for found in WORDS.finditer(line) if found[0].lower() not in allowed]
     if read < 10000:

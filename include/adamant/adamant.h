@@ -787,9 +787,10 @@ ADAMANT_C_API adamant_status adamant_device_allocate(adamant_device* device, siz
 /** Frees an address of adamant_device_allocate(), or 0. No optimizer may use it any more. */
 ADAMANT_C_API adamant_status adamant_device_release(adamant_device* device, uint64_t address);
 /** Copies to and from device memory, and returns when the copy is complete. device failed: the copy failed. */
-ADAMANT_C_API adamant_status adamant_device_copy_up(adamant_device* device, uint64_t to, const void* from,
+ADAMANT_C_API adamant_status adamant_device_copy_up(adamant_device* device, uint64_t destination, const void* source,
                                                     size_t bytes);
-ADAMANT_C_API adamant_status adamant_device_copy_down(adamant_device* device, void* to, uint64_t from, size_t bytes);
+ADAMANT_C_API adamant_status adamant_device_copy_down(adamant_device* device, void* destination, uint64_t source,
+                                                      size_t bytes);
 
 /* ---- Shards on a device: between steps -------------------------------------------------------------------------- */
 
@@ -1021,7 +1022,7 @@ ADAMANT_C_API adamant_status adamant_save_bytes(const adamant_optimizer* optimiz
 /** Writes the content of a file of adamant_save_safetensors() to the caller's memory of `bytes` bytes, which must not
  * overlap any array of the optimizer. Sets *written, which may be null, to the number of bytes written. invalid
  * argument: too little memory, with the size that is needed, and during a step. */
-ADAMANT_C_API adamant_status adamant_save_memory(const adamant_optimizer* optimizer, void* to, size_t bytes,
+ADAMANT_C_API adamant_status adamant_save_memory(const adamant_optimizer* optimizer, void* destination, size_t bytes,
                                                  size_t* written);
 /** Loads the state like adamant_load_safetensors(), from `count` states in memory: states[i] has bytes[i] bytes, which
  * must not change during the call. They may also be the content of files of adamant_save_safetensors(). */
@@ -1069,7 +1070,7 @@ ADAMANT_C_API adamant_status adamant_state_get_tensor(const adamant_state* state
  * parameter), to the caller's memory, as an array of the tensor's dtype. ADAMANT_QUANTIZED8 is copied in whole groups.
  * From any thread. invalid argument: no such tensor or elements, or a null pointer with elements. */
 ADAMANT_C_API adamant_status adamant_state_read_tensor(const adamant_state* state, size_t index, size_t begin,
-                                                       size_t elements, void* to);
+                                                       size_t elements, void* destination);
 
 /* Tuning: the number of cores that an optimizer needs on this machine, measured by timed steps, and saved in a file. */
 
@@ -1103,7 +1104,7 @@ typedef struct adamant_tuned_summary {
     size_t max_chunk_elems;    /**< for adamant_executor_options */
     size_t prefetch_bytes;     /**< for adamant_executor_options */
     uint32_t cores;            /**< number of the optimizer's cores of each rank */
-    uint32_t of;               /**< number of all cores of a rank */
+    uint32_t available_cores;  /**< number of all cores of a rank */
     int32_t finished;          /**< 0: the deadline came before it was known whether more cores are worth using */
     int32_t all;               /**< every core is worth using */
 } adamant_tuned_summary;

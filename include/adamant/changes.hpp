@@ -48,27 +48,27 @@ struct changed_options {
 // them during a step that sets the bits. All but mark_changed() clear bits beyond the last element.
 
 /// Number of changed weights. Reads an eighth of a byte for each element.
-[[nodiscard]] std::size_t count_changed_weights(executor const& cpu, tracked_weights const& from);
+[[nodiscard]] std::size_t count_changed_weights(executor const& cpu, tracked_weights const& tracked);
 
 /// Writes the ascending indices of changed weights and, unless `values` is null, the weights in the same order. Returns
 /// their number. If it is above indices.size(), the arrays hold only some of them: call again with larger arrays.
 /// values: as many elements of the weights' type as `indices` has.
 /// @throws invalid_argument if an index does not fit into 32 bits, and for values of weights that are null
-std::size_t changed_weights(executor const& cpu, tracked_weights const& from, std::span<std::uint32_t> indices,
+std::size_t changed_weights(executor const& cpu, tracked_weights const& tracked, std::span<std::uint32_t> indices,
                             void* values, changed_options const& options = {});
 /// The same with 64-bit indices.
-std::size_t changed_weights(executor const& cpu, tracked_weights const& from, std::span<std::uint64_t> indices,
+std::size_t changed_weights(executor const& cpu, tracked_weights const& tracked, std::span<std::uint64_t> indices,
                             void* values, changed_options const& options = {});
 
 /// Writes a byte for each element, 1 if its weight has changed, otherwise 0.
 /// @throws invalid_argument for a mask of another size
-void changed_mask(executor const& cpu, tracked_weights const& from, std::span<std::uint8_t> mask,
+void changed_mask(executor const& cpu, tracked_weights const& tracked, std::span<std::uint8_t> mask,
                   changed_options const& options = {});
 
 /// Marks the weights of elements [begin, end) as changed. Call it after writing weights, or params from which weights
 /// are made. optimizer::load() marks all weights itself.
 /// @throws invalid_argument for elements beyond the last one
-void mark_changed(tracked_weights const& weights, std::size_t begin, std::size_t end);
+void mark_changed(tracked_weights const& tracked, std::size_t begin, std::size_t end);
 
 ADAMANT_END_NAMESPACE
 

@@ -82,7 +82,7 @@ namespace detail {
 /// array_bytes(tensor.type, elements) bytes. Thread-safe.
 /// @throws invalid_argument for elements that it does not have and for a part of a group (see elems_together()); what
 /// its source throws
-inline void read_elements(state_tensor const& tensor, std::size_t begin, std::size_t elements, std::byte* to)
+inline void read_elements(state_tensor const& tensor, std::size_t begin, std::size_t elements, std::byte* target)
 {
     if (begin > tensor.elements || elements > tensor.elements - begin)
         detail::throw_invalid_argument({"cannot read ", detail::counted(elements, "element"), " from ", begin,
@@ -95,11 +95,11 @@ inline void read_elements(state_tensor const& tensor, std::size_t begin, std::si
                                         " on of a tensor of ", tensor.elements, ": they are in groups of ", together,
                                         "; begin at a multiple of that, and end at one or with the tensor"});
     std::size_t const bytes = array_bytes(tensor.type, elements);
-    std::byte const* const from = detail::bytes_behind(tensor.data, array_bytes(tensor.type, begin));
+    std::byte const* const first = detail::bytes_behind(tensor.data, array_bytes(tensor.type, begin));
     if (tensor.source != nullptr)
-        tensor.source->read(from, bytes, to);
+        tensor.source->read(first, bytes, target);
     else
-        std::memcpy(to, from, bytes);
+        std::memcpy(target, first, bytes);
 }
 
 /// A param of a state: its name, group and shape.

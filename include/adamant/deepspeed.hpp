@@ -263,28 +263,29 @@ private:
                                     *out_.pt_reserved_cores_perc, ", which do not add up to 1; keep one of them"}));
     }
 
-    void zenflow(zenflow_config& to)
+    void zenflow(zenflow_config& config)
     {
         static constexpr std::string_view update = "zero_optimization.zenflow.update_interval";
         static constexpr std::string_view offload = "zero_optimization.zenflow.offload";
-        to.topk_ratio = number("zero_optimization.zenflow.topk_ratio", to.topk_ratio, zero_to_one);
-        to.auto_ratio = number("zero_optimization.zenflow.auto_ratio", to.auto_ratio, zero_to_one);
-        to.full_warm_up_rounds = whole<std::uint32_t>("zero_optimization.zenflow.full_warm_up_rounds", 0, 0, most_u32);
-        to.overlap = flag("zero_optimization.zenflow.overlap_step", to.overlap);
+        config.topk_ratio = number("zero_optimization.zenflow.topk_ratio", config.topk_ratio, zero_to_one);
+        config.auto_ratio = number("zero_optimization.zenflow.auto_ratio", config.auto_ratio, zero_to_one);
+        config.full_warm_up_rounds =
+            whole<std::uint32_t>("zero_optimization.zenflow.full_warm_up_rounds", 0, 0, most_u32);
+        config.overlap = flag("zero_optimization.zenflow.overlap_step", config.overlap);
         if (flag(offload, false))
             document_.warn(document_.find(offload)->order,
                            text_of({offload, " is ignored: the state of selected columns is kept where they "
                                              "are stepped."}));
-        select_interval(to);
-        to.update_interval = whole_or_auto(update, 1);
-        if (to.update_interval > to.select_interval)
-            document_.fail(text_of({update, " is ", *to.update_interval, ", but select_interval is ",
-                                    detail::counted(to.select_interval, "step"),
+        select_interval(config);
+        config.update_interval = whole_or_auto(update, 1);
+        if (config.update_interval > config.select_interval)
+            document_.fail(text_of({update, " is ", *config.update_interval, ", but select_interval is ",
+                                    detail::counted(config.select_interval, "step"),
                                     ". DeepSpeed requires at least update_interval."}));
     }
 
     // Does what configure_zenflow() in DeepSpeed's runtime/zenflow/engine.py does.
-    void select_interval(zenflow_config& to)
+    void select_interval(zenflow_config& config)
     {
         static constexpr std::string_view strategy_path = "zero_optimization.zenflow.select_strategy";
         static constexpr std::string_view interval_path = "zero_optimization.zenflow.select_interval";
@@ -307,9 +308,9 @@ private:
         json_value const* const epoch = document_.find(epoch_path);
         bool const known = epoch != nullptr && epoch->type != kind::null;
         std::size_t const factor = known ? whole<std::uint32_t>(epoch_path, 1, 1, most_u32) : 0;
-        to.select_epochs = strategy == "step" ? 0 : given.value_or(1);
-        std::size_t const steps = strategy == "step" ? *given : to.select_epochs * factor;
-        to.select_interval = steps == 0 ? zenflow_config::never : steps;
+        config.select_epochs = strategy == "step" ? 0 : given.value_or(1);
+        std::size_t const steps = strategy == "step" ? *given : config.select_epochs * factor;
+        config.select_interval = steps == 0 ? zenflow_config::never : steps;
     }
 
     static constexpr std::uint32_t most_u32 = std::numeric_limits<std::uint32_t>::max();

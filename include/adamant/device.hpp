@@ -26,10 +26,10 @@ enum class backend_kind : std::uint8_t { cpu, device };
 
 /// Elements [begin, begin + elems) of one shard. begin is a multiple of norm_block_elems, so that cuts change no sum.
 struct shard_piece {
-    std::size_t shard; ///< index of the shard
-    std::size_t begin; ///< first element of the piece in the shard
-    std::size_t elems; ///< number of elements
-    backend_kind on;   ///< where the piece is updated
+    std::size_t shard;    ///< index of the shard
+    std::size_t begin;    ///< first element of the piece in the shard
+    std::size_t elems;    ///< number of elements
+    backend_kind backend; ///< where the piece is updated
     /// Compares all members.
     friend bool operator==(shard_piece const&, shard_piece const&) = default;
 };

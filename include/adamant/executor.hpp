@@ -181,7 +181,7 @@ public:
     }
 
 private:
-    static void check_agrees(adamant::team const& with, executor_options const& options);
+    static void check_agrees(adamant::team const& team, executor_options const& options);
     // Least elements for each thread.
     [[nodiscard]] std::size_t least_elems(std::size_t elem_bytes) const noexcept;
 

@@ -271,9 +271,9 @@ template <class Grad>
 /// allowed. Any alignment. Thread-safe for distinct arrays.
 inline void split_masters(float const* master, std::size_t n, bfloat16* weight, split_float32* low) noexcept
 {
-    auto const* const from = reinterpret_cast<std::byte const*>(master);
+    auto const* const source = reinterpret_cast<std::byte const*>(master);
     for (std::size_t i = 0; i < n; ++i) {
-        split_parts const parts = split_master(load_unaligned<float>(from + i * sizeof(float)));
+        split_parts const parts = split_master(load_unaligned<float>(source + i * sizeof(float)));
         store_unaligned(reinterpret_cast<std::byte*>(weight) + i * sizeof(bfloat16), parts.weight);
         store_unaligned(reinterpret_cast<std::byte*>(low) + i * sizeof(split_float32), parts.low);
     }

@@ -115,7 +115,7 @@ private:
     void set_size(std::size_t bytes);
 
     // Handles a request that cannot be met: throws if it was required, otherwise adds a note to the report.
-    void miss(bool required, std::string const& what);
+    void miss(bool required, std::string const& reason);
 
     // The requested nodes that this process may use.
     node_set usable_nodes(memory_options const& options);

@@ -175,11 +175,11 @@ public:
     /// device_records, and if the device has shards of another optimizer; device_error and unavailable if the device
     /// fails or lacks memory. In these cases nothing has moved. After the move, place() allocates what steps need and
     /// throws as prepare() does; the shards stay where they were moved.
-    void place(std::shared_ptr<device> on, placement const& where);
+    void place(std::shared_ptr<device> target, placement const& where);
     /// Sizes of the shards in elements, by number, for split().
     [[nodiscard]] std::vector<std::size_t> shard_sizes() const;
     /// Bytes that the pieces of this placement take on the device.
-    [[nodiscard]] std::size_t device_bytes(device const& on, placement const& where) const;
+    [[nodiscard]] std::size_t device_bytes(device const& target, placement const& where) const;
     /// Sets the device arrays for the shard's gradient and weights. They are in the memory of the device that you pass
     /// to the next place(). The caller owns them. Valid until place(nullptr, ...). Without it both are in host memory.
     /// See device_arrays.
@@ -259,8 +259,8 @@ public:
 
     private:
         friend class optimizer;
-        explicit ticket(detail::optimizer_core& of) noexcept : of_(&of) {}
-        detail::optimizer_core* of_;
+        explicit ticket(detail::optimizer_core& core) noexcept : core_(&core) {}
+        detail::optimizer_core* core_;
     };
     /// Starts step() and returns immediately. Until wait() has returned, use only the ticket and cpu_blocks_done().
     [[nodiscard]] ticket step_async(step_values const& values = {});
@@ -282,7 +282,7 @@ public:
     /// @throws invalid_argument if something is missing or does not fit, with nothing changed; device_error, corrupted
     /// or unavailable if the device or the file fails later: params and moments are then inconsistent, and every step
     /// throws until load() succeeds
-    void load(state_dict const& from);
+    void load(state_dict const& state);
 
 private:
     std::unique_ptr<detail::optimizer_core, detail::delete_optimizer_core> core_;

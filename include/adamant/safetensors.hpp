@@ -59,10 +59,10 @@ inline save_report save_safetensors(std::filesystem::path const& path, state_dic
 /// read twice; the arrays must not change meanwhile.
 /// @throws invalid_argument if the memory is too small, or as save_safetensors() does, before anything is written; and
 /// what reading a state of a file throws.
-inline std::size_t write_safetensors(std::span<std::byte> to, state_dict const& state)
+inline std::size_t write_safetensors(std::span<std::byte> target, state_dict const& state)
 {
     detail::default_mode_scope const mode;
-    return detail::write_image(detail::image_of(state), to);
+    return detail::write_image(detail::image_of(state), target);
 }
 
 /// Performs every file-system operation of a save on a small file, to find errors before training.

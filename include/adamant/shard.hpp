@@ -193,8 +193,8 @@ public:
     /// Converts a shard of known types.
     template <class Param, class Grad, class ExpAvg, class ExpAvgSq, class WeightOut>
     ADAMANT_ALWAYS_INLINE
-    any_shard(shard<Param, Grad, ExpAvg, ExpAvgSq, WeightOut> const& of) noexcept // NOLINT: meant to convert
-        : any_shard(step_format<Param, Grad, ExpAvg, ExpAvgSq, WeightOut>(), of.pointers(), of.size())
+    any_shard(shard<Param, Grad, ExpAvg, ExpAvgSq, WeightOut> const& typed) noexcept // NOLINT: meant to convert
+        : any_shard(step_format<Param, Grad, ExpAvg, ExpAvgSq, WeightOut>(), typed.pointers(), typed.size())
     {
     }
     /// From arrays whose types are known at run time, unchecked.
@@ -274,18 +274,18 @@ public:
     /// Converts a shard of known types.
     template <class Param, class Grad, class ExpAvg, class ExpAvgSq, class WeightOut>
     ADAMANT_ALWAYS_INLINE
-    optimizer_shard(shard<Param, Grad, ExpAvg, ExpAvgSq, WeightOut> const& of) noexcept // NOLINT: meant to convert
-        : any_shard(optimizer_format<Param, Grad, ExpAvg, ExpAvgSq, WeightOut>(), of.pointers(), of.size())
+    optimizer_shard(shard<Param, Grad, ExpAvg, ExpAvgSq, WeightOut> const& typed) noexcept // NOLINT: meant to convert
+        : any_shard(optimizer_format<Param, Grad, ExpAvg, ExpAvgSq, WeightOut>(), typed.pointers(), typed.size())
     {
     }
     /// Only step() writes a float32 weight_out.
     template <class Param, class Grad, class ExpAvg, class ExpAvgSq>
-    optimizer_shard(shard<Param, Grad, ExpAvg, ExpAvgSq, float> const& of) = delete;
+    optimizer_shard(shard<Param, Grad, ExpAvg, ExpAvgSq, float> const& typed) = delete;
     /// For run-time types. Header-only programs: the format must come from optimizer_format().
     /// @throws invalid_argument for a float32 weight_out
-    ADAMANT_ALWAYS_INLINE explicit optimizer_shard(any_shard const& of) : any_shard(of)
+    ADAMANT_ALWAYS_INLINE explicit optimizer_shard(any_shard const& shard) : any_shard(shard)
     {
-        detail::refuse_param_copy(of.format().types);
+        detail::refuse_param_copy(shard.format().types);
     }
     /// See any_shard::track().
     [[nodiscard]] optimizer_shard track(std::span<std::uint64_t> changed) const
@@ -302,8 +302,8 @@ class accumulator_array {
 public:
     accumulator_array() = default;
     /// Of a type known at run time: float32, bfloat16 or none; add_shard() refuses others.
-    ADAMANT_ALWAYS_INLINE accumulator_array(void* array, dtype of) noexcept
-        : data_(array), type_(of), kernels_(kernel::sum_kernels_of(of))
+    ADAMANT_ALWAYS_INLINE accumulator_array(void* array, dtype type) noexcept
+        : data_(array), type_(type), kernels_(kernel::sum_kernels_of(type))
     {
     }
     /// From a pointer. A template, so that programs without accumulators do not contain the kernels of accumulators.

@@ -108,9 +108,9 @@ enum class forecast_row : std::uint8_t { backward, down, cpu, up, device, forwar
 }
 /// Work in a row of the forecast, from begin to end.
 struct forecast_span {
-    forecast_row on; ///< the row
-    double begin_s;  ///< seconds from the beginning of the step
-    double end_s;    ///< seconds from the beginning of the step
+    forecast_row row; ///< the row
+    double begin_s;   ///< seconds from the beginning of the step
+    double end_s;     ///< seconds from the beginning of the step
 };
 
 /// Time of a step at a ratio.

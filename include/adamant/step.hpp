@@ -31,10 +31,10 @@ ADAMANT_BEGIN_NAMESPACE
 /// Adds the sum of squares and the number of non-finite elements to a total. The norm of several gradients is the
 /// square root of to.rounded().sum, for any order and any shard boundaries at multiples of norm_block_elems. Adds
 /// nothing if it throws.
-void add_squares(executor const& cpu, float const* grad, std::size_t n, squares_total& to);
-void add_squares(executor const& cpu, bfloat16 const* grad, std::size_t n, squares_total& to);
-void add_squares(executor const& cpu, float16 const* grad, std::size_t n, squares_total& to);
-void add_squares(executor const& cpu, void const* grad, dtype type, std::size_t n, squares_total& to);
+void add_squares(executor const& cpu, float const* grad, std::size_t n, squares_total& total);
+void add_squares(executor const& cpu, bfloat16 const* grad, std::size_t n, squares_total& total);
+void add_squares(executor const& cpu, float16 const* grad, std::size_t n, squares_total& total);
+void add_squares(executor const& cpu, void const* grad, dtype type, std::size_t n, squares_total& total);
 
 /// The same for a vector, span or other contiguous range.
 template <class Range>
@@ -51,9 +51,9 @@ template <class Range>
     {
         sum_of_squares(std::declval<executor const&>(), std::data(r), std::size(r));
     }
-void add_squares(executor const& cpu, Range const& grad, squares_total& to)
+void add_squares(executor const& cpu, Range const& grad, squares_total& total)
 {
-    add_squares(cpu, std::data(grad), std::size(grad), to);
+    add_squares(cpu, std::data(grad), std::size(grad), total);
 }
 
 // ---- Steps

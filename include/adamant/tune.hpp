@@ -209,7 +209,7 @@ struct tried_setting {
 struct tuned_cores {
     tuning_key key;                ///< Machine and work.
     unsigned cores = 0;            ///< Cores of each rank for the optimizer.
-    unsigned of = 0;               ///< All cores of a rank.
+    unsigned available_cores = 0;  ///< All cores of a rank.
     double cpuadam_cores_perc = 1; ///< The optimizer's cores as a share, for configurations.
     bool finished = false;         ///< False if time ran out before more cores were known to gain too little.
     std::size_t elements = 0;      ///< Elements of each rank in the timed steps.

@@ -54,8 +54,8 @@ inline tuned_cores tuned_from_json(nlohmann::ordered_json const& document)
         return value;
     };
     result.cores = static_cast<unsigned>(whole(document, "cores", index_set::max_index));
-    result.of = static_cast<unsigned>(whole(document, "of", index_set::max_index));
-    demand(result.cores >= 1 && result.cores <= result.of, "cores");
+    result.available_cores = static_cast<unsigned>(whole(document, "of", index_set::max_index));
+    demand(result.cores >= 1 && result.cores <= result.available_cores, "cores");
     result.cpuadam_cores_perc = number(document, "cpuadam_cores_perc");
     result.finished = document.at("finished").get<bool>();
     if (auto const warnings = document.find("warnings"); warnings != document.end()) // older files have none
@@ -84,7 +84,7 @@ inline tuned_cores tuned_from_json(nlohmann::ordered_json const& document)
     for (auto const& [name, text] : result.key.entries)
         document["key"][name] = text;
     document["cores"] = result.cores;
-    document["of"] = result.of;
+    document["of"] = result.available_cores;
     document["cpuadam_cores_perc"] = result.cpuadam_cores_perc;
     document["host_cores"] = result.host_cores();
     document["finished"] = result.finished;
@@ -157,7 +157,8 @@ inline save_report save_tuned(std::filesystem::path const& path, tuned_cores con
     if (!result.finished)
         detail::throw_unavailable({"cannot use the tuning result ", path.string(),
                                    ": tuning reached its deadline before it was known whether more than ", result.cores,
-                                   " of ", result.of, " cores are worth using. Tune again with a later deadline."});
+                                   " of ", result.available_cores,
+                                   " cores are worth using. Tune again with a later deadline."});
     try {
         check_key(result, current);
     } catch (unavailable const& e) {

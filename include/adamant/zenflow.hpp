@@ -87,12 +87,12 @@ struct zenflow_position {
 };
 
 /// Whether the next step is a plain step. Pure.
-[[nodiscard]] bool is_in_warm_up(zenflow_options const& options, zenflow_position const& at) noexcept;
+[[nodiscard]] bool is_in_warm_up(zenflow_options const& options, zenflow_position const& position) noexcept;
 /// Whether the next step selects columns. Pure.
-[[nodiscard]] bool selects_next(zenflow_options const& options, zenflow_position const& at) noexcept;
+[[nodiscard]] bool selects_next(zenflow_options const& options, zenflow_position const& position) noexcept;
 /// Whether the window ends with the last step counted in `at`. deferred_squares: squared norm of the deferred
 /// gradients, for an absent update_interval. Pure.
-[[nodiscard]] bool ends_window(zenflow_options const& options, zenflow_position const& at,
+[[nodiscard]] bool ends_window(zenflow_options const& options, zenflow_position const& position,
                                double deferred_squares) noexcept;
 
 /// What a ZenFlow step did. `elements` counts those updated in this step.
@@ -293,9 +293,10 @@ public:
     /// the new ones.) If only publishing weights failed, the error says that the step was taken, and the next call
     /// publishes them first. If the device does not come back, the error asks for a load().
     ///
-    /// @throws invalid_argument if a param has no arrays there or, with tracked changes, its own weights, or if the device
-    /// has params of another optimizer; unavailable and device_error if it lacks memory or fails, with nothing moved
-    void place(std::shared_ptr<device> on);
+    /// @throws invalid_argument if a param has no arrays there or, with tracked changes, its own weights, or if the
+    /// device has params of another optimizer; unavailable and device_error if it lacks memory or fails, with nothing
+    /// moved
+    void place(std::shared_ptr<device> target);
 
     // ---- State
 
@@ -324,7 +325,7 @@ public:
     /// is due.
     /// @throws invalid_argument if something is missing or has other types, with nothing changed; and what reading a
     /// file throws: steps are then refused until a load() succeeds
-    void load(zenflow_state const& from);
+    void load(zenflow_state const& state);
     /// Loads the states that all ranks saved, in any order and with any row boundaries.
     void load(std::span<zenflow_state const> from_all_ranks);
 

@@ -54,10 +54,10 @@ inline save_report save_safetensors(std::filesystem::path const& path, zenflow_s
 /// The memory must have safetensors_bytes(state) bytes or more, and must not overlap the state's arrays.
 /// @throws invalid_argument if the memory is too small, or as save_safetensors() does, before anything is written; and
 /// what reading a state of a file throws.
-inline std::size_t write_safetensors(std::span<std::byte> to, zenflow_state const& state)
+inline std::size_t write_safetensors(std::span<std::byte> target, zenflow_state const& state)
 {
     detail::default_mode_scope const mode;
-    return detail::write_image(detail::image_of(state), to);
+    return detail::write_image(detail::image_of(state), target);
 }
 
 /// ZenFlow state read from a file of save_safetensors(), or from its bytes in memory.

@@ -154,7 +154,7 @@ TEST_CASE("C: every null pointer is an error with a text")
     refused(adamant_save_bytes(nullptr, &n), "optimizer is a null");
     refused(adamant_save_bytes(o.get(), nullptr), "bytes is a null");
     refused(adamant_save_memory(nullptr, text, sizeof text, &n), "optimizer is a null");
-    refused(adamant_save_memory(o.get(), nullptr, 1, &n), "to is a null");
+    refused(adamant_save_memory(o.get(), nullptr, 1, &n), "destination is a null");
     void const* const states[] = {nullptr};
     refused(adamant_load_memory(nullptr, states, &n, 1), "optimizer is a null");
     refused(adamant_load_memory(o.get(), nullptr, &n, 1), "states is a null");
@@ -173,7 +173,7 @@ TEST_CASE("C: every null pointer is an error with a text")
     state const owned_state(made_state);
     refused(adamant_state_tensor_count(made_state, nullptr), "count is a null");
     refused(adamant_state_get_tensor(made_state, 0, nullptr), "adamant_state_tensor is a null");
-    refused(adamant_state_read_tensor(made_state, 0, 0, 1, nullptr), "to is a null");
+    refused(adamant_state_read_tensor(made_state, 0, 0, 1, nullptr), "destination is a null");
 
     adamant_device* device = nullptr;
     int event = 0;
@@ -197,8 +197,8 @@ TEST_CASE("C: every null pointer is an error with a text")
     c_test::device const owned_device(device);
     refused(adamant_cuda_device_wait_event(device, nullptr), "event is a null");
     refused(adamant_device_allocate(device, 1, nullptr), "address is a null");
-    refused(adamant_device_copy_up(device, 0, nullptr, 1), "from is a null");
-    refused(adamant_device_copy_down(device, nullptr, 0, 1), "to is a null");
+    refused(adamant_device_copy_up(device, 0, nullptr, 1), "source is a null");
+    refused(adamant_device_copy_down(device, nullptr, 0, 1), "destination is a null");
     ok(adamant_device_describe(device, nullptr, nullptr, nullptr));
     refused(adamant_shard_sizes(nullptr, &n, 1), "optimizer is a null");
     refused(adamant_shard_sizes(o.get(), nullptr, 4), "sizes is a null");

@@ -244,7 +244,7 @@ TEST_CASE("C: every tensor of the state is read, including split masters and 8-b
         if (t.elements == 0)
             continue;
         REQUIRE(t.elements == n);
-        refused(adamant_state_read_tensor(made, i, 0, n, nullptr), "to is a null");
+        refused(adamant_state_read_tensor(made, i, 0, n, nullptr), "destination is a null");
         unsigned char const* const whole =
             is_param ? reinterpret_cast<unsigned char const*>(master.data()) : moments[t.array - 1].data();
         auto const bytes = [&](std::size_t elements) { return is_param ? 4 * elements : (elements + 63) / 64 * 68; };

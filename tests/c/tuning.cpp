@@ -59,8 +59,9 @@ TEST_CASE("C: tuning finds cores, and what it has found is saved and loaded")
     CHECK(steps.seen > 0);
     adamant_tuned_summary t = initialised(adamant_tuned_summary_init);
     ok(adamant_tuned_describe(made, &t));
-    CHECK((t.cores >= 1 && t.cores <= t.of && t.finished == 1 && t.elements == 4096 && t.step_s > 0));
-    CHECK((t.cpuadam_cores_perc == static_cast<double>(t.cores) / t.of && t.all == (t.cores == t.of)));
+    CHECK((t.cores >= 1 && t.cores <= t.available_cores && t.finished == 1 && t.elements == 4096 && t.step_s > 0));
+    CHECK((t.cpuadam_cores_perc == static_cast<double>(t.cores) / t.available_cores &&
+           t.all == (t.cores == t.available_cores)));
     ok(adamant_tuned_save(made, path.c_str()));
 
     adamant_tuned* loaded = nullptr;
@@ -75,7 +76,7 @@ TEST_CASE("C: tuning finds cores, and what it has found is saved and loaded")
     cores.pt_reserved_cores = 4;
     e.threads = 5;
     ok(adamant_tuned_apply(loaded, &cores, &e));
-    CHECK(cores.cpuadam_cores == std::max(1u, std::min(t.cores, t.of - (t.of > 1))));
+    CHECK(cores.cpuadam_cores == std::max(1u, std::min(t.cores, t.available_cores - (t.available_cores > 1))));
     CHECK((cores.cpuadam_cores_perc == 0 && cores.pt_reserved_cores == 0 && cores.pt_reserved_cores_perc == 0));
     CHECK((e.max_chunk_elems == t.max_chunk_elems && e.prefetch_bytes == t.prefetch_bytes && e.threads == 5));
     char pus[4096];

@@ -85,7 +85,7 @@ TEST_CASE("without room every update waits for the norm")
             double const device = (1 - ratio) * s.elems / s.device_elems_per_s;
             CHECK(step.step_s == Approx(norm + std::max({cpu, up, device}) + s.forward_s).epsilon(1e-12));
             for (forecast_span const& span : step.timeline)
-                if (span.on == forecast_row::up || span.on == forecast_row::device)
+                if (span.row == forecast_row::up || span.row == forecast_row::device)
                     CHECK(span.begin_s >= norm * (1 - 1e-12));
         }
     }

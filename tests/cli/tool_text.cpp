@@ -40,16 +40,16 @@ std::string unbroken(std::string text)
     return text;
 }
 
-tuned_cores tuned(unsigned cores, unsigned of, double step_s)
+tuned_cores tuned(unsigned cores, unsigned available_cores, double step_s)
 {
     tuned_cores found;
     found.cores = cores;
-    found.of = of;
-    found.cpuadam_cores_perc = static_cast<double>(cores) / of;
+    found.available_cores = available_cores;
+    found.cpuadam_cores_perc = static_cast<double>(cores) / available_cores;
     found.finished = true;
     found.elements = 100'000'000'000;
     found.step_s = step_s;
-    for (unsigned const n : {1u, cores, of})
+    for (unsigned const n : {1u, cores, available_cores})
         found.curve.push_back({.cores = n, .median_s = step_s, .p10_s = step_s, .p90_s = step_s});
     return found;
 }

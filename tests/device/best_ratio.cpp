@@ -138,18 +138,18 @@ std::string wrong_timeline(step_forecast const& f, step_rates const& r, double r
     std::vector<double> busy(6);
     double end = 0;
     for (forecast_span const& span : f.timeline) {
-        std::string const who = name(span.on);
+        std::string const who = name(span.row);
         if (!(span.begin_s >= 0 && span.begin_s < span.end_s && span.end_s <= f.step_s))
             return who + " is busy from " + detail::text_of({span.begin_s}) + " to " + detail::text_of({span.end_s});
-        bool const after = span.on == forecast_row::device ||
-                           (!r.arrays_on_device && (span.on == forecast_row::up || span.on == forecast_row::down));
-        if ((after || (!r.overlaps_backward && span.on != forecast_row::backward)) &&
+        bool const after = span.row == forecast_row::device ||
+                           (!r.arrays_on_device && (span.row == forecast_row::up || span.row == forecast_row::down));
+        if ((after || (!r.overlaps_backward && span.row != forecast_row::backward)) &&
             span.begin_s < r.backward_s - slack)
             return who + " is busy in backward";
-        if (span.on != forecast_row::forward && !r.overlaps_forward &&
+        if (span.row != forecast_row::forward && !r.overlaps_forward &&
             span.end_s > f.step_s - r.forward_s - r.fixed_s + slack)
             return who + " is busy in forward, or in what is fixed";
-        busy[static_cast<std::size_t>(span.on)] += span.end_s - span.begin_s;
+        busy[static_cast<std::size_t>(span.row)] += span.end_s - span.begin_s;
         end = std::max(end, span.end_s);
     }
     for (forecast_row const on : all_rows) {
@@ -206,7 +206,7 @@ TEST_CASE("a forecast takes as long as a simulation in small chunks, and its row
         CHECK(std::abs(f.step_s - simulated.step_s) <= 2 * chunk);
         std::vector<double> ends(6);
         for (forecast_span const& span : f.timeline) {
-            double& end = ends[static_cast<std::size_t>(span.on)];
+            double& end = ends[static_cast<std::size_t>(span.row)];
             end = std::max(end, span.end_s);
         }
         for (forecast_row const on : all_rows) {
@@ -234,8 +234,8 @@ TEST_CASE("a step that is worked out by hand")
     auto const spans = [](step_forecast const& f) {
         std::string text;
         for (forecast_span const& s : f.timeline)
-            text += std::string(name(s.on)) + " " + detail::text_of({s.begin_s}) + " to " + detail::text_of({s.end_s}) +
-                    "; ";
+            text += std::string(name(s.row)) + " " + detail::text_of({s.begin_s}) + " to " +
+                    detail::text_of({s.end_s}) + "; ";
         return text;
     };
     CHECK(spans(half) == "backward 0 to 1; down 0 to 0.5; cpu 0 to 2; up 0 to 2; device 1 to 1.1; forward 2 to 2.5; ");

@@ -43,7 +43,7 @@ shard_sizes on_device(placement const& of, std::size_t shards)
 {
     shard_sizes elems(shards);
     for (shard_piece const& piece : of.pieces)
-        if (piece.on == backend_kind::device)
+        if (piece.backend == backend_kind::device)
             elems.at(piece.shard) += piece.elems;
     return elems;
 }
@@ -52,7 +52,7 @@ std::vector<std::size_t> shards_on_device(placement const& of)
 {
     std::vector<std::size_t> shards;
     for (shard_piece const& piece : of.pieces)
-        if (piece.on == backend_kind::device)
+        if (piece.backend == backend_kind::device)
             shards.push_back(piece.shard);
     return shards;
 }
@@ -93,7 +93,7 @@ std::string wrong_pieces(placement const& result, shard_sizes const& sizes, spli
     }
     std::map<std::size_t, std::vector<backend_kind>> sides;
     for (shard_piece const& piece : result.pieces)
-        sides[piece.shard].push_back(piece.on);
+        sides[piece.shard].push_back(piece.backend);
     std::size_t cut = 0;
     for (auto const& [shard, of] : sides) {
         if (of.size() == 1)
@@ -739,8 +739,9 @@ TEST_CASE("a placement that is broken is refused by what is broken")
                    {"counts 4197 elements on the CPU and 4096 on the device", "its pieces have 4196 and 4096"}));
     CHECK(
         mentions(broken([](placement& p) { --p.device_elems; }), {"4196 elements on the CPU and 4095 on the device"}));
-    CHECK(mentions(broken([](placement& p) { p.pieces[0].on = backend_kind::cpu; }), {"its pieces have 8292 and 0"}));
-    CHECK(mentions(broken([](placement& p) { p.pieces[0].on = static_cast<backend_kind>(2); }),
+    CHECK(mentions(broken([](placement& p) { p.pieces[0].backend = backend_kind::cpu; }),
+                   {"its pieces have 8292 and 0"}));
+    CHECK(mentions(broken([](placement& p) { p.pieces[0].backend = static_cast<backend_kind>(2); }),
                    {"shard 0", "neither on the CPU nor on the device"}));
     CHECK(mentions(refusal<invalid_argument>([&] { validate(good, {2 * block, 0}); }), {"all shards are complete"}));
     CHECK(mentions(refusal<invalid_argument>([&] {

@@ -274,7 +274,7 @@ std::vector<call> calls(std::filesystem::path const& folder)
         tuned_cores result;
         result.key = {{{"processor", "one"}}};
         result.cores = 6;
-        result.of = 8;
+        result.available_cores = 8;
         result.cpuadam_cores_perc = 0.7;
         result.step_s = 0.1;
         result.curve = {{1, 0.3, 0.123, 0.7, 9}};

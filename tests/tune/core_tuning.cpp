@@ -44,10 +44,10 @@ TEST_CASE("tune: steps on this machine's cores give an answer that selection tak
                                             ++steps;
                                         }});
     CHECK(found.cores >= 1);
-    CHECK(found.cores <= found.of);
-    CHECK(found.of == detail::cores_in(on, on.allowed));
-    CHECK(found.cpuadam_cores_perc == static_cast<double>(found.cores) / found.of);
-    CHECK(found.host_cores() == found.of - found.cores);
+    CHECK(found.cores <= found.available_cores);
+    CHECK(found.available_cores == detail::cores_in(on, on.allowed));
+    CHECK(found.cpuadam_cores_perc == static_cast<double>(found.cores) / found.available_cores);
+    CHECK(found.host_cores() == found.available_cores - found.cores);
     CHECK(found.finished);
     CHECK(found.elements == 4096);
     CHECK(found.step_s > 0);
@@ -57,7 +57,8 @@ TEST_CASE("tune: steps on this machine's cores give an answer that selection tak
         measured += at.measurements;
     CHECK(steps >= measured + 9 * 2);
     std::vector<rank_cores> const cores = select_cores(on, found.request(request));
-    CHECK(cores[0].adam_pus.size() == std::max(1u, std::min(found.cores, found.of - (found.of > 1))));
+    CHECK(cores[0].adam_pus.size() ==
+          std::max(1u, std::min(found.cores, found.available_cores - (found.available_cores > 1))));
     executor_options const options = found.options();
     CHECK(options.max_chunk_elems == found.max_chunk_elems);
     CHECK(options.prefetch_bytes == found.prefetch_bytes);
@@ -68,7 +69,7 @@ TEST_CASE("tune: a deadline is kept, and what the caller throws ends it", "[once
 {
     machine const on = this_machine();
     tuned_cores const found = tune_cores(on, {}, mixed, {.deadline_s = 1e-9, .elements = 4096});
-    CHECK((found.of == 1 || !found.finished));
+    CHECK((found.available_cores == 1 || !found.finished));
     CHECK(found.cores == 1);
     CHECK(found.tried.empty());
     CHECK_THROWS_AS(

@@ -18,7 +18,7 @@ tuned_cores example()
     tuned_cores found;
     found.key = {{{"processor", "one"}, {"ranks", "2"}, {"masks of ranks", ""}}};
     found.cores = 6;
-    found.of = 8;
+    found.available_cores = 8;
     found.cpuadam_cores_perc = 0.75;
     found.finished = true;
     found.elements = 1 << 20;

@@ -97,7 +97,7 @@ std::string overview()
 std::string help_of(command const& cmd)
 {
     std::string text =
-        filled("adamant " + std::string(cmd.name) + " ", cmd.synopsis) + "\n" + filled("", cmd.about) + "\n";
+        filled("adamant " + std::string(cmd.name) + " ", cmd.synopsis) + "\n" + filled("", cmd.description) + "\n";
     std::vector<option> all = cmd.options;
     all.push_back(help_option);
     std::size_t columns = 0;

@@ -25,7 +25,7 @@ struct command {
     std::string_view name;
     std::string_view synopsis; // the arguments after the name
     std::string_view summary;  // a clause
-    std::string_view about;
+    std::string_view description;
     std::vector<option> options; // without --help, which every command has
     std::string_view more;       // text below the options
     int (*run)(arguments&);

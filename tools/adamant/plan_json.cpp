@@ -90,7 +90,7 @@ std::string timeline_json(Timeline const& timeline)
 {
     return array(timeline, [](auto const& span) {
         return object(
-            {{"row", quoted(name(span.on))}, {"begin_s", number(span.begin_s)}, {"end_s", number(span.end_s)}});
+            {{"row", quoted(name(span.row))}, {"begin_s", number(span.begin_s)}, {"end_s", number(span.end_s)}});
     });
 }
 

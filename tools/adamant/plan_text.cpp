@@ -62,7 +62,7 @@ private:
         shard_piece const* first = nullptr;
         shard_piece const* last = nullptr;
         for (shard_piece const& piece : plan_.split.pieces)
-            if (piece.on == backend_kind::device) {
+            if (piece.backend == backend_kind::device) {
                 first = first == nullptr ? &piece : first;
                 last = &piece;
             }

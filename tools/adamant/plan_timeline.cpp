@@ -70,7 +70,7 @@ std::string draw_timeline(step_forecast const& step)
     std::vector<row> rows{{"backward", compute_mark}, {"down", copy_mark},        {"CPU", compute_mark},
                           {"up", copy_mark},          {"GPU step", compute_mark}, {"forward", compute_mark}};
     for (forecast_span const& span : step.timeline)
-        rows[static_cast<std::size_t>(span.on)].spans.emplace_back(span.begin_s, span.end_s);
+        rows[static_cast<std::size_t>(span.row)].spans.emplace_back(span.begin_s, span.end_s);
     return draw(rows, step.step_s);
 }
 
@@ -80,7 +80,7 @@ std::string draw_timeline(zenflow_forecast const& window)
                           {"CPU step", compute_mark}, {"up", copy_mark},   {"GPU step", compute_mark},
                           {"forward", compute_mark}};
     for (zenflow_span const& span : window.timeline)
-        rows[static_cast<std::size_t>(span.on)].spans.emplace_back(span.begin_s, span.end_s);
+        rows[static_cast<std::size_t>(span.row)].spans.emplace_back(span.begin_s, span.end_s);
     return draw(rows, window.window_s);
 }
 

@@ -39,7 +39,7 @@ struct zenflow_rates {
 // A busy time of one row, in seconds from the beginning of a window.
 enum class zenflow_row : std::uint8_t { backward, down, sums, host_step, up, device, forward };
 struct zenflow_span {
-    zenflow_row on;
+    zenflow_row row;
     double begin_s;
     double end_s;
 };

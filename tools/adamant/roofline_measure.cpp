@@ -59,10 +59,10 @@ void measure_read_and_copy(executor const& cpu, roofline_row const& common, roof
         return;
     roofline_row row = common;
     row.elements = n;
-    row.what = "read";
+    row.measured = "read";
     row.bytes_per_element = read_bytes_per_element(format.types);
     rows.push_back(row_of(row, all[0].times));
-    row.what = "copy";
+    row.measured = "copy";
     row.bytes_per_element = 8;
     row.note = "memcpy";
     rows.push_back(row_of(row, all[1].times));
@@ -96,11 +96,11 @@ std::vector<roofline_row> rows_of(roofline_row const& common, std::vector<double
         if (median(limits[k].times) < median(limits[best].times))
             best = k;
     roofline_row row = common;
-    row.what = "limit";
+    row.measured = "limit";
     row.note = loops[best].name;
     row.isa.clear();
     roofline_row const limit = row_of(row, limits[best].times);
-    row.what = "step";
+    row.measured = "step";
     row.note.clear();
     row.isa = common.isa;
     row = row_of(row, step);

@@ -19,7 +19,7 @@ namespace cli {
 
 // One line of the table.
 struct roofline_row {
-    std::string what;     // "read", "copy", "limit" or "step"
+    std::string measured; // "read", "copy", "limit" or "step"
     std::string types;    // a name ("mixed") or the five types; empty for read and copy
     unsigned threads = 0; // of each rank
     unsigned ranks = 1;

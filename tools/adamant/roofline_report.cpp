@@ -30,7 +30,7 @@ json bytes_json(double bytes)
 
 json row_json(roofline_row const& row, bool projected)
 {
-    json result = {{"what", row.what},
+    json result = {{"what", row.measured},
                    {"types", row.types},
                    {"threads", row.threads},
                    {"ranks", row.ranks},
@@ -92,7 +92,7 @@ std::string tiers_of(roofline_report const& report)
 struct row_widths {
     int types = 8;
     int cores = 6;
-    int what = 6;
+    int measured = 6;
 
     explicit row_widths(roofline_report const& report)
     {
@@ -106,7 +106,7 @@ struct row_widths {
     {
         types = std::max(types, static_cast<int>(short_types(row.types).size()));
         cores = std::max(cores, static_cast<int>(cores_of(row).size()));
-        what = std::max(what, static_cast<int>(row.what.size()));
+        measured = std::max(measured, static_cast<int>(row.measured.size()));
     }
 };
 
@@ -117,9 +117,9 @@ std::string row_text(roofline_row const& row, row_widths const& width)
                                              : fixed(row.percent_of_limit, 0) + " (" + fixed(row.percent_p10, 0) +
                                                    " to " + fixed(row.percent_p90, 0) + ")";
     std::snprintf(text, sizeof text, "%-*s %-*s %-*s %7.3f  (%.3f to %.3f)  %5s  %6.1f  %s\n", width.types,
-                  short_types(row.types).c_str(), width.cores, cores_of(row).c_str(), width.what, row.what.c_str(),
-                  row.ns_per_element, row.ns_p10, row.ns_p90, shortest(row.bytes_per_element).c_str(), row.gb_per_s(),
-                  share.c_str());
+                  short_types(row.types).c_str(), width.cores, cores_of(row).c_str(), width.measured,
+                  row.measured.c_str(), row.ns_per_element, row.ns_p10, row.ns_p90,
+                  shortest(row.bytes_per_element).c_str(), row.gb_per_s(), share.c_str());
     std::string line = text;
     line.erase(line.find_last_not_of(" \n") + 1);
     return line + "\n";
@@ -211,7 +211,7 @@ roofline_report read_run(std::string const& path)
         throw usage_error("--from is '" + path + "', which cannot be read; benchmarks/peers.py --json makes one");
     try {
         roofline_report report;
-        report.from = path;
+        report.source_path = path;
         json const run = json::parse(file);
         report.machine = run.at("machine");
         report.date = run.at("date");
@@ -223,7 +223,7 @@ roofline_report read_run(std::string const& path)
             if (row.at("elements").get<double>() != largest)
                 continue;
             roofline_row result;
-            result.what = row.at("name");
+            result.measured = row.at("name");
             result.types = row.at("dtypes");
             static_cast<void>(parse_types(result.types)); // throws for unknown types
             result.threads = row.at("threads");
@@ -234,7 +234,7 @@ roofline_report read_run(std::string const& path)
             result.ns_p10 = row.at("ns_p10");
             result.ns_p90 = row.at("ns_p90");
             result.note = row.at("note");
-            if (result.what != "limit") {
+            if (result.measured != "limit") {
                 result.percent_of_limit = row.at("percent_of_limit");
                 result.percent_p10 = 100 / row.at("ratio_p90").get<double>();
                 result.percent_p90 = 100 / row.at("ratio_p10").get<double>();
@@ -250,7 +250,8 @@ roofline_report read_run(std::string const& path)
 
 std::string to_text(roofline_report const& report)
 {
-    std::string out = "adamant roofline, " + report.date + (report.from.empty() ? "" : ", from " + report.from) + "\n" +
+    std::string out = "adamant roofline, " + report.date +
+                      (report.source_path.empty() ? "" : ", from " + report.source_path) + "\n" +
                       wrapped(report.machine);
     for (std::string const& note : report.notes)
         out += wrapped(note);
@@ -268,7 +269,7 @@ std::string to_text(roofline_report const& report)
         text.resize(std::max(text.size(), static_cast<std::size_t>(columns)), ' ');
         return text + " ";
     };
-    out += heading("types", width.types) + heading("cores", width.cores) + heading("what", width.what) +
+    out += heading("types", width.types) + heading("cores", width.cores) + heading("what", width.measured) +
            "ns/elem                    bytes    GB/s  % of limit\n";
     for (roofline_row const& row : report.rows)
         out += row_text(row, width);
@@ -311,7 +312,7 @@ std::string to_csv(roofline_report const& report)
                       "gb_per_s,percent_of_limit,percent_p10,percent_p90,isa\n";
     auto const add = [&](roofline_row const& row) {
         bool const step = row.is_step();
-        out += row.what + "," + row.types + "," + std::to_string(row.threads) + "," + std::to_string(row.ranks) +
+        out += row.measured + "," + row.types + "," + std::to_string(row.threads) + "," + std::to_string(row.ranks) +
                ",\"" + row.node + "\"," + std::to_string(row.elements) + "," + shortest(row.bytes_per_element) + "," +
                fixed(row.ns_per_element, 5) + "," + fixed(row.ns_p10, 5) + "," + fixed(row.ns_p90, 5) + "," +
                fixed(row.gb_per_s(), 3) + "," + (step ? fixed(row.percent_of_limit, 2) : "") + "," +
@@ -355,14 +356,14 @@ chart picture_of(roofline_report const& report)
                 continue;
             panel.title = short_types(name) + ": " + shortest(row.bytes_per_element) + " bytes an element";
             panel.subtitle = in_words(name);
-            std::string const label = row.what == "limit"  ? "limit: a step's bytes moved, nothing computed"
-                                      : row.what == "step" ? "adamant step()"
-                                                           : row.what;
+            std::string const label = row.measured == "limit"  ? "limit: a step's bytes moved, nothing computed"
+                                      : row.measured == "step" ? "adamant step()"
+                                                               : row.measured;
             auto series = std::find_if(panel.series.begin(), panel.series.end(),
                                        [&](chart_series const& s) { return s.label == label; });
             if (series == panel.series.end())
-                series = panel.series.insert(panel.series.end(),
-                                             {label, row.what == "limit" ? mark_style::roof : mark_style::points, {}});
+                series = panel.series.insert(
+                    panel.series.end(), {label, row.measured == "limit" ? mark_style::roof : mark_style::points, {}});
             series->points.push_back(point(row));
         }
         picture.panels.push_back(panel);

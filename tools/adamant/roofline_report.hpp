@@ -16,10 +16,10 @@ struct roofline_report {
     std::string date;
     std::vector<std::string> notes;    // on pages, clock, other load
     std::vector<std::string> warnings; // reasons to distrust the figures
-    std::vector<roofline_row> rows;    // of this process's cores; other optimizers' rows have their name in `what`
+    std::vector<roofline_row> rows;    // of this process's cores; other optimizers' rows have their name in `measured`
     std::size_t params = 0;            // of the requested job
     std::optional<job_result> job;
-    std::string from; // the file of an earlier measurement; empty: measured now
+    std::string source_path; // the file of an earlier measurement; empty: measured now
     bool interrupted = false;
 };
 

@@ -112,7 +112,7 @@ chart picture_of(tuned_cores const& tuned, host_tuning const& host, tune_advice 
     picture.notes.push_back("medians; bars from p10 to p90");
     if (host.splits.empty()) {
         picture.notes.push_back("cpuadam_cores_perc " + fixed(advice.share, 4) + ", " +
-                                plural(tuned.of - advice.cores, "core") + " left for the host");
+                                plural(tuned.available_cores - advice.cores, "core") + " left for the host");
         return picture;
     }
     picture.notes.push_back(advice.why);
@@ -129,7 +129,7 @@ chart picture_of(tuned_cores const& tuned, host_tuning const& host, tune_advice 
         shared.points.push_back({x, y, y, y});
     }
     if (shared.points.size() == 1) // a line needs two ends
-        shared.points.push_back({static_cast<double>(tuned.of), shared.points[0].y, 0, 0});
+        shared.points.push_back({static_cast<double>(tuned.available_cores), shared.points[0].y, 0, 0});
     host_panel.series = {shared, both};
     host_panel.marked_x = host.best;
     host_panel.mark = "best: " + std::to_string(host.best);
@@ -203,14 +203,14 @@ int tune(arguments& options)
                                       (r.load.empty() ? "" : "; from " + r.load));
     for (std::string const& warning : warnings)
         out += wrapped("", warning);
-    if (std::size_t const busy_threads = threads_within(host.quota.cpus, r.cores.ranks, tuned.of);
-        busy_threads < tuned.of)
+    if (std::size_t const busy_threads = threads_within(host.quota.cpus, r.cores.ranks, tuned.available_cores);
+        busy_threads < tuned.available_cores)
         out += wrapped("", "the CPU quota keeps " + plural(busy_threads, "thread") +
                                " of each rank busy; more cores were not tried");
     out +=
         '\n' + curve_text(tuned, *r.types.format) + "\n" + verdict_text(tuned, r.cores.ranks, host_load.splits.empty());
     if (r.host_threads != 0)
-        out += host_text(host_load, tuned.of, advice);
+        out += host_text(host_load, tuned.available_cores, advice);
     if (!r.save.empty() && tuned.finished && advice.cores != tuned.cores)
         out += wrapped("", "--save keeps what was found for the optimizer alone: " + plural(tuned.cores, "core"));
     if (!json.is_stdout())

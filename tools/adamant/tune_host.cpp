@@ -85,13 +85,13 @@ host_tuning tune_with_host(machine const& host, core_request const& request, sha
 {
     host_tuning result;
     result.threads = threads;
-    if (tuned.of < 2)
+    if (tuned.available_cores < 2)
         return result;
-    std::vector<unsigned> const counts = candidates(tuned.of, tuned.cores);
+    std::vector<unsigned> const counts = candidates(tuned.available_cores, tuned.cores);
     // Allocates the arrays of all splits together: each round uses all of them.
     std::size_t available = available_memory().bytes;
     for (unsigned const count : counts)
-        for (rank_cores const& r : adamant::detail::cores_for_trial(host, request, count, tuned.of))
+        for (rank_cores const& r : adamant::detail::cores_for_trial(host, request, count, tuned.available_cores))
             available = std::min(available, available_memory(r.numa_nodes).bytes);
     auto const split_bytes = static_cast<double>(available / 3 / (counts.size() + 1));
     auto const room = static_cast<std::size_t>(split_bytes / memory_bytes(format.types));
@@ -100,15 +100,15 @@ host_tuning tune_with_host(machine const& host, core_request const& request, sha
     std::list<split> splits;
     auto const add = [&](unsigned count, unsigned shown_as) {
         rank_trials const* const previous = splits.empty() ? nullptr : &splits.back().trials;
-        splits.push_back({{host, request, count, tuned.of, format, elements, isa::automatic, previous},
-                          host_of(host, request, count, tuned.of),
+        splits.push_back({{host, request, count, tuned.available_cores, format, elements, isa::automatic, previous},
+                          host_of(host, request, count, tuned.available_cores),
                           {},
                           {},
                           {},
                           {}});
         splits.back().result.cores = shown_as;
     };
-    add(tuned.of, 0);
+    add(tuned.available_cores, 0);
     for (unsigned const count : counts)
         add(count, count);
 

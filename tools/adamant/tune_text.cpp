@@ -56,13 +56,13 @@ tune_advice advice_of(tuned_cores const& tuned, host_tuning const& host)
 {
     if (host.splits.empty())
         return {tuned.cores, tuned.cpuadam_cores_perc, ""};
-    auto const share = [&](unsigned cores) { return static_cast<double>(cores) / tuned.of; };
+    auto const share = [&](unsigned cores) { return static_cast<double>(cores) / tuned.available_cores; };
     std::string const none = "no split is surely better than all cores to both";
     if (host.best != 0)
         return {host.best, share(host.best),
-                plural(host.best, "core") + " for the optimizer and " + std::to_string(tuned.of - host.best) +
-                    " for the host (cpuadam_cores_perc " + fixed(share(host.best), 4) + "): both are through " +
-                    fixed(host.chosen().gain, 2) +
+                plural(host.best, "core") + " for the optimizer and " +
+                    std::to_string(tuned.available_cores - host.best) + " for the host (cpuadam_cores_perc " +
+                    fixed(share(host.best), 4) + "): both are through " + fixed(host.chosen().gain, 2) +
                     " times as fast as with all cores to both, where the host was delayed " +
                     fixed(host.splits.front().host_s / host.host_alone_s, 2) + " times"};
     for (split_time const& s : host.splits)
@@ -72,7 +72,7 @@ tune_advice advice_of(tuned_cores const& tuned, host_tuning const& host)
                         plural(tuned.cores, "core") + " for the optimizer " + (tuned.cores == 1 ? "is" : "are") +
                         " not surely worse (" + fixed(s.gain, 2) + " times as fast, " + fixed(s.gain_low, 2) + " to " +
                         fixed(s.gain_high, 2) + ")"};
-    return {tuned.of, 1, none + ": cpuadam_cores_perc 1.0000, and the host shares the optimizer's cores"};
+    return {tuned.available_cores, 1, none + ": cpuadam_cores_perc 1.0000, and the host shares the optimizer's cores"};
 }
 
 std::string curve_text(tuned_cores const& tuned, shard_format const& format)
@@ -100,10 +100,10 @@ std::string verdict_text(tuned_cores const& tuned, unsigned ranks, bool alone)
     std::string const rank_text = ranks > 1 ? " of each rank" : "";
     std::string verdict = alone ? "" : "for the optimizer alone, ";
     if (tuned.all())
-        verdict += "all of them: each of the " + plural(tuned.of, "core") + rank_text + " is worth having" +
-                   (alone ? "; the host shares them, or takes one and slows the step" : "");
+        verdict += "all of them: each of the " + plural(tuned.available_cores, "core") + rank_text +
+                   " is worth having" + (alone ? "; the host shares them, or takes one and slows the step" : "");
     else
-        verdict += plural(tuned.cores, "core") + " of " + std::to_string(tuned.of) + rank_text +
+        verdict += plural(tuned.cores, "core") + " of " + std::to_string(tuned.available_cores) + rank_text +
                    (!tuned.finished    ? " so far: the deadline came before it was known whether more pay"
                     : tuned.cores == 1 ? " is enough"
                                        : " are enough") +

@@ -15,7 +15,7 @@ void context()
     saved.key = adamant::tuning_key_of(adamant::live_machine(), {.ranks = self.ranks},
                                        adamant::step_format<float, bfloat16, float, float, bfloat16>());
     saved.cores = 1;
-    saved.of = 2;
+    saved.available_cores = 2;
     saved.finished = true;
     saved.max_chunk_elems = 8192;
     adamant::save_tuned("tuned.json", saved);

@@ -13,7 +13,7 @@
 #include <adamant/hyperparameters.hpp>
 #include <adamant/optimizer_options.hpp>
 #include <adamant/shard.hpp>
-#include <adamant/detail/c/about.hpp>
+#include <adamant/detail/c/struct_descriptions.hpp>
 
 namespace adamant::c {
 

@@ -121,8 +121,8 @@ adamant_status adamant_allowed_pus(char* pus, size_t pus_bytes)
 {
     return guarded([&] {
         needed(pus, "pus");
-        give_texts(to_list(machine_of(about<adamant_core_options>::defaults()).allowed), {pus, pus_bytes, "pus"}, {},
-                   {nullptr, 0, "nothing"});
+        give_texts(to_list(machine_of(struct_description<adamant_core_options>::defaults()).allowed),
+                   {pus, pus_bytes, "pus"}, {}, {nullptr, 0, "nothing"});
     });
 }
 adamant_status adamant_cpu_quota(double* cpus, char* source, size_t source_bytes)

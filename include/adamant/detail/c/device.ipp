@@ -22,29 +22,29 @@
 
 namespace adamant::c {
 
-adamant_emulation_options about<adamant_emulation_options>::defaults()
+adamant_emulation_options struct_description<adamant_emulation_options>::defaults()
 {
     emulation_options const e;
-    adamant_emulation_options to{};
-    to.memory_bytes = e.memory_bytes;
-    to.work_bytes_per_s = e.work_bytes_per_s;
-    to.up_bytes_per_s = e.up_bytes_per_s;
-    to.down_bytes_per_s = e.down_bytes_per_s;
-    to.latency_s = e.latency_s;
-    to.shares_host_memory = e.shares_host_memory;
-    return to;
+    adamant_emulation_options result{};
+    result.memory_bytes = e.memory_bytes;
+    result.work_bytes_per_s = e.work_bytes_per_s;
+    result.up_bytes_per_s = e.up_bytes_per_s;
+    result.down_bytes_per_s = e.down_bytes_per_s;
+    result.latency_s = e.latency_s;
+    result.shares_host_memory = e.shares_host_memory;
+    return result;
 }
-static emulation_options from_c(adamant_emulation_options const& from)
+static emulation_options from_c(adamant_emulation_options const& options)
 {
-    emulation_options to{.memory_bytes = from.memory_bytes,
-                         .work_bytes_per_s = from.work_bytes_per_s,
-                         .up_bytes_per_s = from.up_bytes_per_s,
-                         .down_bytes_per_s = from.down_bytes_per_s,
-                         .latency_s = from.latency_s,
-                         .shares_host_memory = from.shares_host_memory != 0};
-    if (from.name != nullptr)
-        to.name = from.name;
-    return to;
+    emulation_options result{.memory_bytes = options.memory_bytes,
+                             .work_bytes_per_s = options.work_bytes_per_s,
+                             .up_bytes_per_s = options.up_bytes_per_s,
+                             .down_bytes_per_s = options.down_bytes_per_s,
+                             .latency_s = options.latency_s,
+                             .shares_host_memory = options.shares_host_memory != 0};
+    if (options.name != nullptr)
+        result.name = options.name;
+    return result;
 }
 
 static device& unwrap(adamant_device const* handle)
@@ -173,23 +173,23 @@ adamant_status adamant_device_release(adamant_device* device, uint64_t address)
 {
     return guarded([&] { unwrap(device).release({address}); });
 }
-adamant_status adamant_device_copy_up(adamant_device* device, uint64_t to, const void* from, size_t bytes)
+adamant_status adamant_device_copy_up(adamant_device* device, uint64_t destination, const void* source, size_t bytes)
 {
     return guarded([&] {
         adamant::device& target = unwrap(device);
         if (bytes != 0)
-            needed(static_cast<std::byte const*>(from), "from");
-        target.copy_up({to}, from, bytes);
+            needed(static_cast<std::byte const*>(source), "source");
+        target.copy_up({destination}, source, bytes);
         wait_for(target, adamant::device_stream::up);
     });
 }
-adamant_status adamant_device_copy_down(adamant_device* device, void* to, uint64_t from, size_t bytes)
+adamant_status adamant_device_copy_down(adamant_device* device, void* destination, uint64_t source, size_t bytes)
 {
     return guarded([&] {
         adamant::device& target = unwrap(device);
         if (bytes != 0)
-            needed(static_cast<std::byte*>(to), "to");
-        target.copy_down(to, {from}, bytes);
+            needed(static_cast<std::byte*>(destination), "destination");
+        target.copy_down(destination, {source}, bytes);
         wait_for(target, adamant::device_stream::down);
     });
 }

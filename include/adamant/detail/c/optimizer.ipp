@@ -13,7 +13,7 @@
 
 namespace adamant::c {
 
-adamant_loss_scaling about<adamant_loss_scaling>::defaults()
+adamant_loss_scaling struct_description<adamant_loss_scaling>::defaults()
 {
     return to_c(loss_scaling_options{});
 }

@@ -17,7 +17,7 @@
 
 namespace adamant::c {
 
-adamant_hyperparameters about<adamant_hyperparameters>::defaults()
+adamant_hyperparameters struct_description<adamant_hyperparameters>::defaults()
 {
     return to_c(hyperparameters{});
 }
@@ -266,9 +266,9 @@ adamant_status adamant_changed_weights(const adamant_executor* executor, const a
                                                      indices != nullptr ? "both set" : "both null",
                                                      ". Pass one of them."});
         adamant::changed_options const options{.first_index = first_index, .clear = clear != 0};
-        adamant::tracked_weights const from = tracked_weights_of(weights);
-        *count = indices != nullptr ? changed_weights(cpu, from, std::span(indices, capacity), values, options)
-                                    : changed_weights(cpu, from, std::span(wide_indices, capacity), values, options);
+        adamant::tracked_weights const tracked = tracked_weights_of(weights);
+        *count = indices != nullptr ? changed_weights(cpu, tracked, std::span(indices, capacity), values, options)
+                                    : changed_weights(cpu, tracked, std::span(wide_indices, capacity), values, options);
     });
 }
 adamant_status adamant_changed_mask(const adamant_executor* executor, const adamant_tracked_weights* weights,
@@ -276,9 +276,9 @@ adamant_status adamant_changed_mask(const adamant_executor* executor, const adam
 {
     return guarded([&] {
         adamant::executor const& cpu = cpu_of(executor);
-        adamant::tracked_weights const from = tracked_weights_of(weights);
-        needed_if(from.size() != 0, mask, "mask");
-        changed_mask(cpu, from, std::span(mask, from.size()), {.clear = clear != 0});
+        adamant::tracked_weights const tracked = tracked_weights_of(weights);
+        needed_if(tracked.size() != 0, mask, "mask");
+        changed_mask(cpu, tracked, std::span(mask, tracked.size()), {.clear = clear != 0});
     });
 }
 adamant_status adamant_mark_changed(const adamant_tracked_weights* weights, size_t begin, size_t end)

@@ -48,7 +48,7 @@ static step_rates from_c(adamant_step_rates const& source)
             .overlaps_backward = source.overlaps_backward != 0,
             .overlaps_forward = source.overlaps_forward != 0};
 }
-adamant_step_rates about<adamant_step_rates>::defaults()
+adamant_step_rates struct_description<adamant_step_rates>::defaults()
 {
     step_rates const r;
     adamant_step_rates result{};
@@ -135,7 +135,7 @@ adamant_status adamant_placement_piece(const adamant_placement* placement, size_
             adamant::detail::throw_invalid_argument(
                 {"there is no piece ", index, "; the placement has ", source.pieces.size()});
         adamant::shard_piece const& p = source.pieces[index];
-        needed(piece, "piece") = {p.shard, p.begin, p.elems, p.on == adamant::backend_kind::device ? 1u : 0u};
+        needed(piece, "piece") = {p.shard, p.begin, p.elems, p.backend == adamant::backend_kind::device ? 1u : 0u};
     });
 }
 

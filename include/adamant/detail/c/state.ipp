@@ -12,8 +12,8 @@
 
 #include <adamant/optimizer.hpp>
 #include <adamant/safetensors.hpp>
-#include <adamant/detail/c/about.hpp>
 #include <adamant/detail/c/handles.hpp>
+#include <adamant/detail/c/struct_descriptions.hpp>
 #include <adamant/detail/io/split_view.hpp>
 
 struct adamant_state {
@@ -40,7 +40,7 @@ static adamant_loss_scaler to_c(loss_scaler_state const& source)
 {
     return {sizeof(adamant_loss_scaler), source.scale, source.good_steps, source.hysteresis_left};
 }
-adamant_loss_scaler about<adamant_loss_scaler>::defaults()
+adamant_loss_scaler struct_description<adamant_loss_scaler>::defaults()
 {
     return to_c(loss_scaler_state{});
 }
@@ -133,11 +133,11 @@ adamant_status adamant_save_bytes(const adamant_optimizer* optimizer, size_t* by
         needed(bytes, "bytes") = adamant::safetensors_bytes(o.state());
     });
 }
-adamant_status adamant_save_memory(const adamant_optimizer* optimizer, void* to, size_t bytes, size_t* written)
+adamant_status adamant_save_memory(const adamant_optimizer* optimizer, void* destination, size_t bytes, size_t* written)
 {
     return guarded([&] {
         adamant::optimizer& o = to_save(optimizer);
-        std::span const memory(&needed(static_cast<std::byte*>(to), "to"), bytes);
+        std::span const memory(&needed(static_cast<std::byte*>(destination), "destination"), bytes);
         give(written, adamant::write_safetensors(memory, o.state()));
     });
 }
@@ -198,12 +198,12 @@ adamant_status adamant_state_get_tensor(const adamant_state* state, size_t index
     });
 }
 adamant_status adamant_state_read_tensor(const adamant_state* state, size_t index, size_t begin, size_t elements,
-                                         void* to)
+                                         void* destination)
 {
     return guarded([&] {
         adamant::state_tensor const& t = tensor_of(unwrap(state), index);
         if (elements != 0)
-            needed(static_cast<std::byte*>(to), "to");
-        adamant::read_elements(t, begin, elements, static_cast<std::byte*>(to));
+            needed(static_cast<std::byte*>(destination), "destination");
+        adamant::read_elements(t, begin, elements, static_cast<std::byte*>(destination));
     });
 }

@@ -12,9 +12,9 @@
 namespace adamant::c {
 
 // Description of a struct: its name; its size in version 1, which is the minimum; and its defaults, which also apply to
-// fields that the caller's version lacks. Specialized in about.hpp.
+// fields that the caller's version lacks. Specialized in struct_descriptions.hpp.
 template <class Struct>
-struct about;
+struct struct_description;
 
 // Upper bound for structs of all versions. A larger struct_bytes is uninitialized.
 inline constexpr std::size_t most_struct_bytes = 4096;
@@ -22,7 +22,7 @@ inline constexpr std::size_t most_struct_bytes = 4096;
 template <class Struct>
 void check_bytes(std::size_t bytes)
 {
-    using kind = about<Struct>;
+    using kind = struct_description<Struct>;
     static_assert(kind::first_bytes <= sizeof(Struct) && sizeof(Struct) <= most_struct_bytes);
     if (bytes < kind::first_bytes || bytes > most_struct_bytes)
         detail::throw_invalid_argument({"struct_bytes of ", kind::name, " is ", bytes, ", but the struct has ",
@@ -33,7 +33,7 @@ void check_bytes(std::size_t bytes)
 template <class Struct>
 void check_target(Struct const* target)
 {
-    check_bytes<Struct>(needed(target, about<Struct>::name).struct_bytes);
+    check_bytes<Struct>(needed(target, struct_description<Struct>::name).struct_bytes);
 }
 template <class Struct>
 void check_target_or_null(Struct const* target)
@@ -50,11 +50,11 @@ Struct read(Struct const* source)
     auto const* const bytes = reinterpret_cast<unsigned char const*>(source);
     for (std::size_t i = sizeof(Struct); i < source->struct_bytes; ++i)
         if (bytes[i] != 0)
-            detail::throw_invalid_argument({"byte ", i, " of ", about<Struct>::name, " is set, but version ",
-                                            adamant_version(),
+            detail::throw_invalid_argument({"byte ", i, " of ", struct_description<Struct>::name,
+                                            " is set, but version ", adamant_version(),
                                             " of the library does not know it. Was the program compiled for a later "
                                             "version?"});
-    Struct known = about<Struct>::defaults();
+    Struct known = struct_description<Struct>::defaults();
     std::memcpy(&known, source, std::min(sizeof(Struct), source->struct_bytes));
     return known;
 }
@@ -62,7 +62,7 @@ Struct read(Struct const* source)
 template <class Struct>
 Struct read_or_defaults(Struct const* source)
 {
-    return source == nullptr ? about<Struct>::defaults() : read(source);
+    return source == nullptr ? struct_description<Struct>::defaults() : read(source);
 }
 
 // Writes all fields of the caller's struct except struct_bytes. Zeroes the fields that this version does not know.
@@ -81,10 +81,10 @@ template <class Struct>
 adamant_status init(Struct* target, std::size_t bytes) noexcept
 {
     return guarded([&] {
-        needed(target, about<Struct>::name);
+        needed(target, struct_description<Struct>::name);
         check_bytes<Struct>(bytes);
         target->struct_bytes = bytes;
-        write(about<Struct>::defaults(), target);
+        write(struct_description<Struct>::defaults(), target);
     });
 }
 

@@ -21,7 +21,7 @@ static tuned_cores const& unwrap(adamant_tuned const* handle)
     return needed(handle, "the tuning result").result;
 }
 
-adamant_tuning_options about<adamant_tuning_options>::defaults()
+adamant_tuning_options struct_description<adamant_tuning_options>::defaults()
 {
     core_tuning_options const o;
     adamant_tuning_options values{};
@@ -77,9 +77,9 @@ adamant_status adamant_tuned_load(const char* path, const adamant_core_options* 
         adamant_core_options const core_options = read(cores);
         adamant::shard_format const& format = format_of(read(types));
         needed(made, "made");
-        adamant::tuning_key const here =
+        adamant::tuning_key const key =
             tuning_key_of(machine_of(core_options), request_of(core_options).request, format, isa_of(isa));
-        *made = new adamant_tuned{adamant::load_tuned(path, here)};
+        *made = new adamant_tuned{adamant::load_tuned(path, key)};
     });
 }
 void adamant_tuned_free(adamant_tuned* tuned)
@@ -133,7 +133,7 @@ adamant_status adamant_tuned_describe(const adamant_tuned* tuned, adamant_tuned_
         values.max_chunk_elems = result.max_chunk_elems;
         values.prefetch_bytes = result.prefetch_bytes;
         values.cores = result.cores;
-        values.of = result.of;
+        values.available_cores = result.available_cores;
         values.finished = result.finished;
         values.all = result.all();
         write(values, summary);

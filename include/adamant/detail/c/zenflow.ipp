@@ -29,7 +29,7 @@ static adamant_status called(Work const& work) noexcept
     return guarded(work, c_zenflow_names);
 }
 
-adamant_zenflow_options about<adamant_zenflow_options>::defaults()
+adamant_zenflow_options struct_description<adamant_zenflow_options>::defaults()
 {
     zenflow_options const source;
     return {sizeof(adamant_zenflow_options),

@@ -13,22 +13,23 @@ namespace detail {
 
 // Like memcpy, without reading the lines of `to` into a cache first if it is a multiple of 16 bytes. Call
 // stream_fence() after the last copy, before another thread may read it.
-inline void stream_copy(std::byte* to, std::byte const* from, std::size_t bytes) noexcept
+inline void stream_copy(std::byte* target, std::byte const* source, std::size_t bytes) noexcept
 {
 #if defined(__x86_64__)
     using vector = long long __attribute__((vector_size(16)));
-    bool const aligned = reinterpret_cast<std::uintptr_t>(to) % sizeof(vector) == 0;
-    for (; aligned && bytes >= sizeof(vector); to += sizeof(vector), from += sizeof(vector), bytes -= sizeof(vector)) {
+    bool const aligned = reinterpret_cast<std::uintptr_t>(target) % sizeof(vector) == 0;
+    for (; aligned && bytes >= sizeof(vector);
+         target += sizeof(vector), source += sizeof(vector), bytes -= sizeof(vector)) {
         vector value;
-        std::memcpy(&value, from, sizeof value);
+        std::memcpy(&value, source, sizeof value);
 #if defined(__clang__)
-        __builtin_nontemporal_store(value, reinterpret_cast<vector*>(to));
+        __builtin_nontemporal_store(value, reinterpret_cast<vector*>(target));
 #else
-        __builtin_ia32_movntdq(reinterpret_cast<vector*>(to), value);
+        __builtin_ia32_movntdq(reinterpret_cast<vector*>(target), value);
 #endif
     }
 #endif
-    std::memcpy(to, from, bytes);
+    std::memcpy(target, source, bytes);
 }
 inline void stream_fence() noexcept
 {

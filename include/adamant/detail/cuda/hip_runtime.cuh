@@ -124,9 +124,10 @@ inline cudaError_t cudaMemcpy(void* dst, void const* src, std::size_t bytes, hip
 {
     return hipMemcpy(dst, src, bytes, kind);
 }
-inline cudaError_t cudaMemcpyAsync(void* dst, void const* src, std::size_t bytes, hipMemcpyKind kind, hipStream_t in)
+inline cudaError_t cudaMemcpyAsync(void* dst, void const* src, std::size_t bytes, hipMemcpyKind kind,
+                                   hipStream_t stream)
 {
-    return hipMemcpyAsync(dst, src, bytes, kind, in);
+    return hipMemcpyAsync(dst, src, bytes, kind, stream);
 }
 inline cudaError_t cudaStreamCreateWithFlags(cudaStream_t* made, unsigned flags)
 {

@@ -36,7 +36,7 @@ ADAMANT_DECL void validate(placement const& candidate, std::vector<std::size_t> 
         pass_full_shards();
         if (piece.elems == 0)
             refuse({"has a piece without elements, of shard ", piece.shard});
-        if (piece.on != backend_kind::cpu && piece.on != backend_kind::device)
+        if (piece.backend != backend_kind::cpu && piece.backend != backend_kind::device)
             refuse({"has a piece of shard ", piece.shard, " that is neither on the CPU nor on the device"});
         if (piece.shard != shard || piece.begin != next || shard == sizes.size() || piece.elems > sizes[shard] - next)
             refuse({"has elements ", piece.begin, " to ", piece.begin + piece.elems, " of shard ", piece.shard,
@@ -47,7 +47,7 @@ ADAMANT_DECL void validate(placement const& candidate, std::vector<std::size_t> 
         if (piece.begin % norm_block_elems != 0)
             refuse({"cuts shard ", shard, " at element ", next, ", which is not a multiple of ", norm_block_elems});
         next += piece.elems;
-        elems[static_cast<std::size_t>(piece.on)] += piece.elems;
+        elems[static_cast<std::size_t>(piece.backend)] += piece.elems;
     }
     pass_full_shards();
     if (shard != sizes.size())

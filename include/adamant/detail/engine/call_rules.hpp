@@ -101,21 +101,21 @@ public:
             throw_invalid_argument({"cannot accumulate into shard ", registry_.text(shard), ": ", reason});
     }
     // Params and moments are consistent. on: null without a device. Throws device_error, too.
-    void known_state(device const* on) const
+    void known_state(device const* current) const
     {
         if (!machine_.is_inconsistent())
             return;
-        if (on == nullptr)
+        if (current == nullptr)
             throw_invalid_argument({"cannot go on: the last load() failed midway, so params and moments are "
                                     "inconsistent. Call load() with a complete state."});
         throw_device_error(
-            {on->name(),
+            {current->name(),
              " or a file failed during load(), or the device failed during an update without records (see "
              "device_records in the options), so params and moments are inconsistent. Call load() with a complete "
              "state."});
     }
     // on: where the shards are now; null without a device.
-    void may_place(device const* target, placement const& requested, device const* on,
+    void may_place(device const* target, placement const& requested, device const* current,
                    optimizer_options const& options) const
     {
         if (options.keep_last_step && !options.device_records && requested.device_elems != 0)
@@ -125,9 +125,9 @@ public:
         if (target == nullptr && requested.device_elems != 0)
             throw_invalid_argument({"cannot place ", counted(requested.device_elems, "element"),
                                     " on a device: the device is a null pointer"});
-        if (registry_.has_device_arrays() && on != nullptr && target != nullptr && on != target)
-            throw_invalid_argument({"cannot place shards on ", target->name(), ": they have arrays on ", on->name(),
-                                    ". Call place(nullptr, ...) first."});
+        if (registry_.has_device_arrays() && current != nullptr && target != nullptr && current != target)
+            throw_invalid_argument({"cannot place shards on ", target->name(), ": they have arrays on ",
+                                    current->name(), ". Call place(nullptr, ...) first."});
     }
     // For a gradient that a device reads in host memory.
     void aligned_for(device const& target, std::size_t shard, void const* grad) const
@@ -138,9 +138,9 @@ public:
                                     device_piece::alignment,
                                     " bytes. Align it, or set it before place(), which then copies it in each step."});
     }
-    void no_device(char const* call, device const* on) const
+    void no_device(char const* call, device const* current) const
     {
-        if (on != nullptr)
+        if (current != nullptr)
             throw_invalid_argument({"cannot call ", call, " after place(). Call place(nullptr, ...) first."});
     }
 

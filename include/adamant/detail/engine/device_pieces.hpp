@@ -105,7 +105,7 @@ public:
         part_.reset(); // its records are obsolete, and the next part may need their memory
         try {
             for (shard_piece const& w : requested) {
-                if (w.on != backend_kind::device)
+                if (w.backend != backend_kind::device)
                     continue;
                 std::size_t const same = is_same ? find(w) : pieces_.size();
                 if (same != pieces_.size()) {
@@ -161,7 +161,7 @@ public:
         std::size_t bytes = 0;
         std::vector<device_piece> descriptions;
         for (shard_piece const& w : requested)
-            if (w.on == backend_kind::device) {
+            if (w.backend == backend_kind::device) {
                 piece const p = make_piece(shard_registry, target, w);
                 bytes += owned_bytes(shard_registry, p);
                 descriptions.push_back(p.device);

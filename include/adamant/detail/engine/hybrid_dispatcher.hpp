@@ -144,9 +144,9 @@ public:
         return true;
     }
     // Called by the thread that ends a pass: starts the next one. Returns false if the CPU has no work in it.
-    [[nodiscard]] bool begin_pass_at_end(block_pass pass, backends on)
+    [[nodiscard]] bool begin_pass_at_end(block_pass pass, backends selected)
     {
-        if (on == backends::both)
+        if (selected == backends::both)
             device_->run(pass);
         std::size_t const pieces = host_.enqueue_all(pass);
         queue_.add_at_end(pieces);
@@ -156,10 +156,10 @@ public:
     // ---- Passes over all shards that take part
 
     // Runs a pass, and waits as wait_for_pass().
-    void do_pass(block_pass pass, backends on)
+    void do_pass(block_pass pass, backends selected)
     {
         if (device_ != nullptr) {
-            begin_pass(pass, on);
+            begin_pass(pass, selected);
             wait_for_pass();
             return;
         }
@@ -174,9 +174,9 @@ public:
                           queue_.complete(end - begin);
                       });
     }
-    void begin_pass(block_pass pass, backends on)
+    void begin_pass(block_pass pass, backends selected)
     {
-        if (on == backends::both)
+        if (selected == backends::both)
             device_->run(pass);
         queue_.add([&] { return host_.enqueue_all(pass); });
     }

@@ -340,16 +340,16 @@ ADAMANT_DECL void optimizer::clear_accumulators()
 
 ADAMANT_DECL bool optimizer::ticket::done() const
 {
-    return of_->queue().idle();
+    return core_->queue().idle();
 }
 ADAMANT_DECL double optimizer::ticket::progress() const
 {
     no_traps_scope const no_traps;
-    return done() ? 1.0 : of_->dispatcher().progress();
+    return done() ? 1.0 : core_->dispatcher().progress();
 }
 ADAMANT_DECL bool optimizer::ticket::wait_until(std::chrono::steady_clock::time_point deadline) const
 {
-    return of_->queue().wait_until(deadline);
+    return core_->queue().wait_until(deadline);
 }
 ADAMANT_DECL bool optimizer::ticket::wait_for(std::chrono::nanoseconds time) const
 {
@@ -359,9 +359,9 @@ ADAMANT_DECL bool optimizer::ticket::wait_for(std::chrono::nanoseconds time) con
 ADAMANT_DECL optimizer_report optimizer::ticket::wait() const
 {
     no_traps_scope const no_traps;
-    if (!of_->machine().is_async())
+    if (!core_->machine().is_async())
         detail::throw_invalid_argument({"wait() was already called on this ticket, or its step is over"});
-    return of_->session.collect();
+    return core_->session.collect();
 }
 
 // ---- State

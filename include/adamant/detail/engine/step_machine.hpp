@@ -55,7 +55,7 @@ inline constexpr std::size_t step_states = 13;
 }
 
 // The table of transitions. A step that is rolled back goes from `open` or `failed` to one of the first four states.
-[[nodiscard]] constexpr bool may_follow(step_state from, step_state to) noexcept
+[[nodiscard]] constexpr bool may_follow(step_state current, step_state following) noexcept
 {
     using enum step_state;
     constexpr auto set = [](auto... states) { return (0u | ... | (1u << static_cast<unsigned>(states))); };
@@ -74,7 +74,7 @@ inline constexpr std::size_t step_states = 13;
         set(failed, idle, behind, inconsistent, inconsistent_behind),                 // failed
         set(failed_finishing, behind),                                                // failed_finishing
     };
-    return (next[static_cast<std::size_t>(from)] >> static_cast<unsigned>(to) & 1) != 0;
+    return (next[static_cast<std::size_t>(current)] >> static_cast<unsigned>(following) & 1) != 0;
 }
 
 // The state of one optimizer. The thread that drives the step writes it: the caller's thread, or in an asynchronous
@@ -102,14 +102,14 @@ public:
     [[nodiscard]] bool has_failed() const noexcept { return state() >= step_state::failed; }
 
     // Throws std::logic_error for a transition that is not in the table: a defect of this library.
-    void go(step_state to)
+    void go(step_state following)
     {
-        if (!may_follow(state(), to))
+        if (!may_follow(state(), following))
             throw std::logic_error(text_of({"adamant: internal error: a step went from the state '", name(state()),
-                                            "' to '", name(to), "'. Please report this defect."}));
-        if (is_between(to))
+                                            "' to '", name(following), "'. Please report this defect."}));
+        if (is_between(following))
             is_async_.store(false, std::memory_order_release);
-        state_.store(to, std::memory_order_release);
+        state_.store(following, std::memory_order_release);
     }
     void open(bool is_async)
     {

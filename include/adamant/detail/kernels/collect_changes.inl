@@ -19,8 +19,8 @@ inline std::size_t count_changes(std::uint64_t const* words, std::size_t n) noex
 {
     __m512i counts = _mm512_setzero_si512();
     for (std::size_t w = 0; w < n; w += 8) {
-        auto const here = static_cast<__mmask8>(n - w < 8 ? (1u << (n - w)) - 1 : 0xffu);
-        counts = _mm512_add_epi64(counts, _mm512_popcnt_epi64(_mm512_maskz_loadu_epi64(here, words + w)));
+        auto const mask = static_cast<__mmask8>(n - w < 8 ? (1u << (n - w)) - 1 : 0xffu);
+        counts = _mm512_add_epi64(counts, _mm512_popcnt_epi64(_mm512_maskz_loadu_epi64(mask, words + w)));
     }
     return static_cast<std::size_t>(_mm512_reduce_add_epi64(counts));
 }
@@ -53,8 +53,8 @@ ADAMANT_SIMD std::size_t list_words(std::uint64_t const* words, std::size_t n, s
     __m256i next =
         _mm256_add_epi32(_mm256_set1_epi32(static_cast<int>(first)), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
     for (std::size_t w = 0; w < n; w += 8) {
-        auto const here = static_cast<__mmask8>(n - w < 8 ? (1u << (n - w)) - 1 : 0xffu);
-        __m512i const eight = _mm512_maskz_loadu_epi64(here, words + w);
+        auto const mask = static_cast<__mmask8>(n - w < 8 ? (1u << (n - w)) - 1 : 0xffu);
+        __m512i const eight = _mm512_maskz_loadu_epi64(mask, words + w);
         __mmask8 const nonzero = _mm512_test_epi64_mask(eight, eight);
         _mm256_storeu_si256(reinterpret_cast<__m256i_u*>(numbers + count), _mm256_maskz_compress_epi32(nonzero, next));
         count += static_cast<std::size_t>(__builtin_popcount(nonzero));
@@ -130,31 +130,31 @@ ADAMANT_SIMD std::uint32_t* find_bits(collected_arrays const& a, std::size_t w, 
     return append_bits(target, word, first);
 }
 template <class Value>
-ADAMANT_SIMD void copy_value(collected_arrays const& a, bit_buffer const& from, std::size_t i)
+ADAMANT_SIMD void copy_value(collected_arrays const& a, bit_buffer const& buffer, std::size_t i)
 {
     if constexpr (!std::is_void_v<Value>)
-        __builtin_memcpy(a.out.values + i * sizeof(Value), a.weights + std::size_t{from.bits[i]} * sizeof(Value),
+        __builtin_memcpy(a.out.values + i * sizeof(Value), a.weights + std::size_t{buffer.bits[i]} * sizeof(Value),
                          sizeof(Value));
 }
 // Copies the bits of a buffer to the caller's arrays, and the values from number `copied` on. Empties the buffer.
 template <class Value>
-ADAMANT_SIMD void flush_bits(collected_arrays& a, bit_buffer& from, std::size_t copied)
+ADAMANT_SIMD void flush_bits(collected_arrays& a, bit_buffer& buffer, std::size_t copied)
 {
     if (a.out.indices != nullptr) {
-        for (std::size_t i = 0; i < from.count; ++i)
-            a.out.indices[i] = static_cast<std::uint32_t>(a.first_index) + from.bits[i];
-        a.out.indices += from.count;
+        for (std::size_t i = 0; i < buffer.count; ++i)
+            a.out.indices[i] = static_cast<std::uint32_t>(a.first_index) + buffer.bits[i];
+        a.out.indices += buffer.count;
     } else {
-        for (std::size_t i = 0; i < from.count; ++i)
-            a.out.wide_indices[i] = a.first_index + from.bits[i];
-        a.out.wide_indices += from.count;
+        for (std::size_t i = 0; i < buffer.count; ++i)
+            a.out.wide_indices[i] = a.first_index + buffer.bits[i];
+        a.out.wide_indices += buffer.count;
     }
     if constexpr (!std::is_void_v<Value>) {
-        for (std::size_t i = copied; i < from.count; ++i)
-            copy_value<Value>(a, from, i);
-        a.out.values += from.count * sizeof(Value);
+        for (std::size_t i = copied; i < buffer.count; ++i)
+            copy_value<Value>(a, buffer, i);
+        a.out.values += buffer.count * sizeof(Value);
     }
-    from.count = 0;
+    buffer.count = 0;
 }
 template <class Value>
 ADAMANT_SIMD void collect(collected_arrays& a, std::size_t n)

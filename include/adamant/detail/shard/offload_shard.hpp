@@ -278,9 +278,9 @@ private:
             std::byte* copies[shard_arrays] = {};
             for_each_copied(block, n, record,
                             [&](shard_array::index which, std::byte*, std::byte* old) { copies[which] = old; });
-            kernel::state_copies const to{copies[param], copies[exp_avg], copies[exp_avg_sq], copies[weight_out],
-                                          access.stream};
-            arrays.copies = &to;
+            kernel::state_copies const state{copies[param], copies[exp_avg], copies[exp_avg_sq], copies[weight_out],
+                                             access.stream};
+            arrays.copies = &state;
             function(arrays, 0, n, c, access);
         }
         if (access.stream)

@@ -21,8 +21,8 @@ namespace detail {
 // Words of a shard in parts that threads take one by one.
 class changed_parts {
 public:
-    changed_parts(executor const& cpu, tracked_weights const& from)
-        : cpu_(cpu), from_(from), words_(changed_words(from.size()))
+    changed_parts(executor const& cpu, tracked_weights const& tracked)
+        : cpu_(cpu), tracked_(tracked), words_(changed_words(tracked.size()))
     {
     }
     [[nodiscard]] std::size_t count() const noexcept { return (words_ + part_words - 1) / part_words; }
@@ -45,13 +45,13 @@ public:
     // Bits beyond the last element are not the shard's.
     [[nodiscard]] std::uint64_t rest_mask() const noexcept
     {
-        std::size_t const rest = from_.size() % kernel::changed_word_elems;
+        std::size_t const rest = tracked_.size() % kernel::changed_word_elems;
         return rest == 0 ? ~std::uint64_t{0} : (std::uint64_t{1} << rest) - 1;
     }
     void clear_rest() const noexcept
     {
         if (words_ != 0)
-            from_.changed()[words_ - 1] &= rest_mask();
+            tracked_.changed()[words_ - 1] &= rest_mask();
     }
 
 private:
@@ -66,35 +66,36 @@ private:
     // Executors weigh work by the elements of a step, of some 28 bytes.
     [[nodiscard]] std::size_t elems_weighing(std::size_t bytes_each) const noexcept
     {
-        return from_.size() * bytes_each / 28;
+        return tracked_.size() * bytes_each / 28;
     }
 
     executor const& cpu_;
-    tracked_weights const& from_;
+    tracked_weights const& tracked_;
     std::size_t words_;
 };
 
 template <class Index>
-std::size_t collect_changed_weights(executor const& cpu, tracked_weights const& from, std::span<Index> indices,
+std::size_t collect_changed_weights(executor const& cpu, tracked_weights const& tracked, std::span<Index> indices,
                                     void* values, changed_options const& options)
 {
-    changed_parts const parts(cpu, from);
+    changed_parts const parts(cpu, tracked);
     constexpr std::size_t last_index = std::numeric_limits<Index>::max();
-    if (from.size() != 0 && (from.size() - 1 > last_index || options.first_index > last_index - (from.size() - 1)))
+    if (tracked.size() != 0 &&
+        (tracked.size() - 1 > last_index || options.first_index > last_index - (tracked.size() - 1)))
         throw_invalid_argument({"cannot collect changed weights with ", sizeof(Index) * 8, "-bit indices: there are ",
-                                counted(from.size(), "weight"), " from index ", options.first_index,
+                                counted(tracked.size(), "weight"), " from index ", options.first_index,
                                 " on. Use 64-bit indices."});
-    if (values != nullptr && from.weights() == nullptr && from.size() != 0)
-        throw_invalid_argument({"cannot collect the values of ", counted(from.size(), "weight"),
+    if (values != nullptr && tracked.weights() == nullptr && tracked.size() != 0)
+        throw_invalid_argument({"cannot collect the values of ", counted(tracked.size(), "weight"),
                                 ": weights is null. Pass the weights, or a null pointer for values."});
     parts.clear_rest();
     kernel::change_kernels const kernels = kernel::change_kernels_for(cpu.tier());
-    std::size_t const weight_bytes = from.weight_bytes();
+    std::size_t const weight_bytes = tracked.weight_bytes();
     // Each part is counted, which reads its bits into the cache, and collected as soon as those before it are counted.
     // Threads wait for nothing else. ends[part]: number of changes up to the part's end, plus 1; 0 before it is known.
     std::vector<std::atomic<std::size_t>> ends(parts.count());
     parts.for_each_in_order([&](std::size_t part, std::size_t word, std::size_t n) {
-        std::size_t const count = kernels.count(from.changed() + word, n);
+        std::size_t const count = kernels.count(tracked.changed() + word, n);
         std::size_t begin = 0;
         if (part != 0) {
             ends[part - 1].wait(0, std::memory_order_acquire);
@@ -112,8 +113,9 @@ std::size_t collect_changed_weights(executor const& cpu, tracked_weights const& 
         if (values != nullptr)
             out.values = static_cast<std::byte*>(values) + begin * weight_bytes;
         std::size_t const element = word * kernel::changed_word_elems;
-        kernels.collect(from.changed() + word, n, values == nullptr ? nullptr : from.weights() + element * weight_bytes,
-                        weight_bytes, options.first_index + element, options.clear, out);
+        kernels.collect(tracked.changed() + word, n,
+                        values == nullptr ? nullptr : tracked.weights() + element * weight_bytes, weight_bytes,
+                        options.first_index + element, options.clear, out);
     });
     std::size_t const total = ends.empty() ? 0 : ends.back().load(std::memory_order_relaxed) - 1;
     if (total > indices.size() && options.clear) {
@@ -124,8 +126,8 @@ std::size_t collect_changed_weights(executor const& cpu, tracked_weights const& 
                 cleared = fits;
         for (Index const index : indices.first(cleared)) {
             auto const element = static_cast<std::size_t>(index - options.first_index);
-            from.changed()[element / kernel::changed_word_elems] |= std::uint64_t{1}
-                                                                    << element % kernel::changed_word_elems;
+            tracked.changed()[element / kernel::changed_word_elems] |= std::uint64_t{1}
+                                                                       << element % kernel::changed_word_elems;
         }
     }
     return total;
@@ -157,14 +159,14 @@ ADAMANT_DECL tracked_weights::tracked_weights(std::span<std::uint64_t> changed, 
             {"cannot read changed weights of type ", name(type), ". Weights are float32, bfloat16 or float16."});
 }
 
-ADAMANT_DECL std::size_t count_changed_weights(executor const& cpu, tracked_weights const& from)
+ADAMANT_DECL std::size_t count_changed_weights(executor const& cpu, tracked_weights const& tracked)
 {
-    detail::changed_parts const parts(cpu, from);
+    detail::changed_parts const parts(cpu, tracked);
     parts.clear_rest();
     kernel::change_kernels const kernels = kernel::change_kernels_for(cpu.tier());
     std::vector<std::size_t> counts(parts.count());
     parts.for_each([&](std::size_t part, std::size_t word, std::size_t n) {
-        counts[part] = kernels.count(from.changed() + word, n);
+        counts[part] = kernels.count(tracked.changed() + word, n);
     });
     std::size_t total = 0;
     for (std::size_t const each : counts)
@@ -172,29 +174,29 @@ ADAMANT_DECL std::size_t count_changed_weights(executor const& cpu, tracked_weig
     return total;
 }
 
-ADAMANT_DECL std::size_t changed_weights(executor const& cpu, tracked_weights const& from,
+ADAMANT_DECL std::size_t changed_weights(executor const& cpu, tracked_weights const& tracked,
                                          std::span<std::uint32_t> indices, void* values, changed_options const& options)
 {
-    return detail::collect_changed_weights(cpu, from, indices, values, options);
+    return detail::collect_changed_weights(cpu, tracked, indices, values, options);
 }
 
-ADAMANT_DECL std::size_t changed_weights(executor const& cpu, tracked_weights const& from,
+ADAMANT_DECL std::size_t changed_weights(executor const& cpu, tracked_weights const& tracked,
                                          std::span<std::uint64_t> indices, void* values, changed_options const& options)
 {
-    return detail::collect_changed_weights(cpu, from, indices, values, options);
+    return detail::collect_changed_weights(cpu, tracked, indices, values, options);
 }
 
-ADAMANT_DECL void changed_mask(executor const& cpu, tracked_weights const& from, std::span<std::uint8_t> mask,
+ADAMANT_DECL void changed_mask(executor const& cpu, tracked_weights const& tracked, std::span<std::uint8_t> mask,
                                changed_options const& options)
 {
-    detail::changed_parts const parts(cpu, from);
-    if (mask.size() != from.size())
+    detail::changed_parts const parts(cpu, tracked);
+    if (mask.size() != tracked.size())
         detail::throw_invalid_argument({"cannot write a mask of ", detail::counted(mask.size(), "byte"), ": there are ",
-                                        detail::counted(from.size(), "weight"), ". Pass one byte for each."});
+                                        detail::counted(tracked.size(), "weight"), ". Pass one byte for each."});
     parts.clear_rest();
     parts.for_each([&](std::size_t, std::size_t word, std::size_t n) {
         for (std::size_t w = word; w < word + n; ++w) {
-            std::uint64_t const bits = from.changed()[w];
+            std::uint64_t const bits = tracked.changed()[w];
             std::size_t const first = w * kernel::changed_word_elems;
             std::size_t const last = std::min(mask.size(), first + kernel::changed_word_elems);
             for (std::size_t i = first; i < last; i += 8) {
@@ -207,24 +209,24 @@ ADAMANT_DECL void changed_mask(executor const& cpu, tracked_weights const& from,
                 std::memcpy(mask.data() + i, &flags, std::min<std::size_t>(8, last - i));
             }
             if (options.clear)
-                from.changed()[w] = 0;
+                tracked.changed()[w] = 0;
         }
     });
 }
 
-ADAMANT_DECL void mark_changed(tracked_weights const& from, std::size_t begin, std::size_t end)
+ADAMANT_DECL void mark_changed(tracked_weights const& tracked, std::size_t begin, std::size_t end)
 {
-    if (begin > end || end > from.size())
+    if (begin > end || end > tracked.size())
         detail::throw_invalid_argument(
             {"cannot mark elements ", begin, " to ", end, " as changed: there are ",
-             detail::counted(from.size(), "weight"),
+             detail::counted(tracked.size(), "weight"),
              ". Pass a begin that is at most end, and an end that is at most their number."});
     for (std::size_t next; begin < end; begin = next) {
         std::size_t const bit = begin % kernel::changed_word_elems;
         next = std::min(end, begin - bit + kernel::changed_word_elems);
         std::uint64_t const all = ~std::uint64_t{0};
-        from.changed()[begin / kernel::changed_word_elems] |= all >> (kernel::changed_word_elems - (next - begin))
-                                                                         << bit;
+        tracked.changed()[begin / kernel::changed_word_elems] |= all >> (kernel::changed_word_elems - (next - begin))
+                                                                            << bit;
     }
 }
 

@@ -33,7 +33,7 @@ public:
         : host_(host), request_(request), format_(format), options_(options)
     {
         result_.key = tuning_key_of(host, request, format, options.tier);
-        result_.of = cores_of_each_rank(host, request);
+        result_.available_cores = cores_of_each_rank(host, request);
         result_.elements = options.elements != 0 ? options.elements : trial_elements(host, format, request.ranks);
     }
 
@@ -67,16 +67,16 @@ private:
         if (trials_.size() == 2)
             trials_.pop_back();
         rank_trials const* const last = trials_.empty() ? nullptr : &trials_.front();
-        return trials_.emplace_front(host_, request_, count, result_.of, format_, result_.elements, options_.tier,
-                                     last);
+        return trials_.emplace_front(host_, request_, count, result_.available_cores, format_, result_.elements,
+                                     options_.tier, last);
     }
     // Returns the counts after which a further core adds a NUMA node or an L3 cache, and with it a path to memory.
     [[nodiscard]] std::vector<unsigned> boundaries() const
     {
         std::vector<unsigned> all;
         std::size_t previous_paths = 0;
-        for (unsigned count = 1; count <= result_.of; ++count) {
-            rank_cores const cores = cores_for_trial(host_, request_, count, result_.of)[0];
+        for (unsigned count = 1; count <= result_.available_cores; ++count) {
+            rank_cores const cores = cores_for_trial(host_, request_, count, result_.available_cores)[0];
             std::size_t paths = cores.numa_nodes.size();
             for (topology::cache const& c : host_.caches)
                 paths += c.level == 3 && c.pus.intersects(cores.adam_pus);
@@ -91,8 +91,10 @@ private:
         core_search_options search = options_.search;
         search.boundaries = boundaries();
         // Beyond the quota the kernel stops all threads in each period, so times there are meaningless.
-        std::size_t const threads_of_core = cores_for_trial(host_, request_, 1, result_.of)[0].adam_pus.size();
-        std::size_t const within = threads_within(host_.quota.cpus, request_.ranks, result_.of * threads_of_core);
+        std::size_t const threads_of_core =
+            cores_for_trial(host_, request_, 1, result_.available_cores)[0].adam_pus.size();
+        std::size_t const within =
+            threads_within(host_.quota.cpus, request_.ranks, result_.available_cores * threads_of_core);
         core_search_result result = search_cores(
             std::max(1u, static_cast<unsigned>(within / threads_of_core)),
             [&](unsigned count) { return report(trials(count).seconds(), count); }, [&] { return time_is_up(); },
@@ -100,7 +102,7 @@ private:
         result_.cores = result.cores;
         result_.finished = result.finished;
         result_.curve = std::move(result.curve);
-        result_.cpuadam_cores_perc = static_cast<double>(result_.cores) / result_.of;
+        result_.cpuadam_cores_perc = static_cast<double>(result_.cores) / result_.available_cores;
         for (core_time const& point : result_.curve)
             if (point.cores == result_.cores)
                 result_.step_s = point.median_s;

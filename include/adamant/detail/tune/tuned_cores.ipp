@@ -73,12 +73,12 @@ ADAMANT_DECL tuning_key tuning_key_of(machine const& host, core_request const& r
 
 ADAMANT_DECL unsigned tuned_cores::host_cores() const noexcept
 {
-    return of - cores;
+    return available_cores - cores;
 }
 
 ADAMANT_DECL bool tuned_cores::all() const noexcept
 {
-    return finished && cores == of;
+    return finished && cores == available_cores;
 }
 
 ADAMANT_DECL core_request tuned_cores::request(core_request base) const
@@ -86,7 +86,7 @@ ADAMANT_DECL core_request tuned_cores::request(core_request base) const
     base.cpuadam_cores_perc.reset();
     base.pt_reserved_cores.reset();
     base.pt_reserved_cores_perc.reset();
-    base.cpuadam_cores = std::max(1u, std::min(cores, of - (of > 1)));
+    base.cpuadam_cores = std::max(1u, std::min(cores, available_cores - (available_cores > 1)));
     return base;
 }
 

@@ -14,14 +14,14 @@
 namespace adamant::c {
 
 template <>
-struct about<adamant_core_options> {
+struct struct_description<adamant_core_options> {
     static constexpr char const* name = "adamant_core_options";
     static constexpr std::size_t first_bytes = 64;
     static adamant_core_options defaults() { return {}; }
 };
 
 template <>
-struct about<adamant_team_options> {
+struct struct_description<adamant_team_options> {
     static constexpr char const* name = "adamant_team_options";
     static constexpr std::size_t first_bytes = 32;
     static adamant_team_options defaults()
@@ -33,7 +33,7 @@ struct about<adamant_team_options> {
 };
 
 template <>
-struct about<adamant_executor_options> {
+struct struct_description<adamant_executor_options> {
     static constexpr char const* name = "adamant_executor_options";
     static constexpr std::size_t first_bytes = 40;
     static adamant_executor_options defaults()
@@ -46,7 +46,7 @@ struct about<adamant_executor_options> {
 };
 
 template <>
-struct about<adamant_buffer_options> {
+struct struct_description<adamant_buffer_options> {
     static constexpr char const* name = "adamant_buffer_options";
     static constexpr std::size_t first_bytes = 32;
     static adamant_buffer_options defaults()
@@ -58,21 +58,21 @@ struct about<adamant_buffer_options> {
 };
 
 template <>
-struct about<adamant_buffer_report> {
+struct struct_description<adamant_buffer_report> {
     static constexpr char const* name = "adamant_buffer_report";
     static constexpr std::size_t first_bytes = 48;
     static adamant_buffer_report defaults() { return {}; }
 };
 
 template <>
-struct about<adamant_loss_scaling> {
+struct struct_description<adamant_loss_scaling> {
     static constexpr char const* name = "adamant_loss_scaling";
     static constexpr std::size_t first_bytes = 56;
     static adamant_loss_scaling defaults();
 };
 
 template <>
-struct about<adamant_optimizer_options> {
+struct struct_description<adamant_optimizer_options> {
     static constexpr char const* name = "adamant_optimizer_options";
     static constexpr std::size_t first_bytes = 72;
     static adamant_optimizer_options defaults()
@@ -86,14 +86,14 @@ struct about<adamant_optimizer_options> {
 };
 
 template <>
-struct about<adamant_hyperparameters> {
+struct struct_description<adamant_hyperparameters> {
     static constexpr char const* name = "adamant_hyperparameters";
     static constexpr std::size_t first_bytes = 56;
     static adamant_hyperparameters defaults();
 };
 
 template <>
-struct about<adamant_shard> {
+struct struct_description<adamant_shard> {
     static constexpr char const* name = "adamant_shard";
     static constexpr std::size_t first_bytes = 112;
     static adamant_shard defaults()
@@ -105,7 +105,7 @@ struct about<adamant_shard> {
 };
 
 template <>
-struct about<adamant_tracked_weights> {
+struct struct_description<adamant_tracked_weights> {
     static constexpr char const* name = "adamant_tracked_weights";
     static constexpr std::size_t first_bytes = 40;
     static adamant_tracked_weights defaults()
@@ -117,7 +117,7 @@ struct about<adamant_tracked_weights> {
 };
 
 template <>
-struct about<adamant_step_item> {
+struct struct_description<adamant_step_item> {
     static constexpr char const* name = "adamant_step_item";
     static constexpr std::size_t first_bytes = 40;
     static adamant_step_item defaults()
@@ -130,7 +130,7 @@ struct about<adamant_step_item> {
 };
 
 template <>
-struct about<adamant_sum_item> {
+struct struct_description<adamant_sum_item> {
     static constexpr char const* name = "adamant_sum_item";
     static constexpr std::size_t first_bytes = 48;
     static adamant_sum_item defaults()
@@ -143,35 +143,35 @@ struct about<adamant_sum_item> {
 };
 
 template <>
-struct about<adamant_step_values> {
+struct struct_description<adamant_step_values> {
     static constexpr char const* name = "adamant_step_values";
     static constexpr std::size_t first_bytes = 64;
     static adamant_step_values defaults() { return {}; }
 };
 
 template <>
-struct about<adamant_report> {
+struct struct_description<adamant_report> {
     static constexpr char const* name = "adamant_report";
     static constexpr std::size_t first_bytes = 168;
     static adamant_report defaults() { return {}; }
 };
 
 template <>
-struct about<adamant_loss_scaler> {
+struct struct_description<adamant_loss_scaler> {
     static constexpr char const* name = "adamant_loss_scaler";
     static constexpr std::size_t first_bytes = 24;
     static adamant_loss_scaler defaults();
 };
 
 template <>
-struct about<adamant_state_tensor> {
+struct struct_description<adamant_state_tensor> {
     static constexpr char const* name = "adamant_state_tensor";
     static constexpr std::size_t first_bytes = 72;
     static adamant_state_tensor defaults() { return {}; }
 };
 
 template <>
-struct about<adamant_split_options> {
+struct struct_description<adamant_split_options> {
     static constexpr char const* name = "adamant_split_options";
     static constexpr std::size_t first_bytes = 56;
     static adamant_split_options defaults()
@@ -184,70 +184,70 @@ struct about<adamant_split_options> {
 };
 
 template <>
-struct about<adamant_placement_summary> {
+struct struct_description<adamant_placement_summary> {
     static constexpr char const* name = "adamant_placement_summary";
     static constexpr std::size_t first_bytes = 56;
     static adamant_placement_summary defaults() { return {}; }
 };
 
 template <>
-struct about<adamant_step_rates> {
+struct struct_description<adamant_step_rates> {
     static constexpr char const* name = "adamant_step_rates";
     static constexpr std::size_t first_bytes = 104;
     static adamant_step_rates defaults();
 };
 
 template <>
-struct about<adamant_emulation_options> {
+struct struct_description<adamant_emulation_options> {
     static constexpr char const* name = "adamant_emulation_options";
     static constexpr std::size_t first_bytes = 56;
     static adamant_emulation_options defaults();
 };
 
 template <>
-struct about<adamant_tuned_summary> {
+struct struct_description<adamant_tuned_summary> {
     static constexpr char const* name = "adamant_tuned_summary";
     static constexpr std::size_t first_bytes = 64;
     static adamant_tuned_summary defaults() { return {}; }
 };
 
 template <>
-struct about<adamant_tuning_options> {
+struct struct_description<adamant_tuning_options> {
     static constexpr char const* name = "adamant_tuning_options";
     static constexpr std::size_t first_bytes = 96;
     static adamant_tuning_options defaults();
 };
 
 template <>
-struct about<adamant_deepspeed_offload> {
+struct struct_description<adamant_deepspeed_offload> {
     static constexpr char const* name = "adamant_deepspeed_offload";
     static constexpr std::size_t first_bytes = 56;
     static adamant_deepspeed_offload defaults() { return {}; }
 };
 
 template <>
-struct about<adamant_zenflow_options> {
+struct struct_description<adamant_zenflow_options> {
     static constexpr char const* name = "adamant_zenflow_options";
     static constexpr std::size_t first_bytes = 88;
     static adamant_zenflow_options defaults();
 };
 
 template <>
-struct about<adamant_zenflow_report> {
+struct struct_description<adamant_zenflow_report> {
     static constexpr char const* name = "adamant_zenflow_report";
     static constexpr std::size_t first_bytes = 56;
     static adamant_zenflow_report defaults() { return {}; }
 };
 
 template <>
-struct about<adamant_zenflow_position> {
+struct struct_description<adamant_zenflow_position> {
     static constexpr char const* name = "adamant_zenflow_position";
     static constexpr std::size_t first_bytes = 72;
     static adamant_zenflow_position defaults() { return {}; }
 };
 
 template <>
-struct about<adamant_zenflow_param> {
+struct struct_description<adamant_zenflow_param> {
     static constexpr char const* name = "adamant_zenflow_param";
     static constexpr std::size_t first_bytes = 144;
     static adamant_zenflow_param defaults() { return {}; }
