@@ -95,10 +95,10 @@ def unknown_shards(param: Any, group: Optional[Any]) -> Optional[str]:
                for dimension, placement in enumerate(placements)]
     if not any(sharded):
         return None
-    here = param.device_mesh.get_coordinate()
-    if here is None:  # this rank is outside the mesh and has no elements
+    coordinate = param.device_mesh.get_coordinate()
+    if coordinate is None:  # this rank is outside the mesh and has no elements
         return None
-    index = tuple(slice(None) if is_sharded else place for is_sharded, place in zip(sharded, here))
+    index = tuple(slice(None) if is_sharded else place for is_sharded, place in zip(sharded, coordinate))
     needed = set(param.device_mesh.mesh[index].flatten().tolist())
     if group is None:
         return f"it is sharded over {len(needed)} ranks, and process_group is None"

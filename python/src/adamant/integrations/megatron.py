@@ -50,8 +50,8 @@ def _subclass(base: Any, options: Dict[str, Any]) -> Any:
 
         def _init_sub_optimizers(self) -> None:
             # The class in `defaults`, which checkpoints contain, stays the caller's.
-            for theirs, ours in ((torch_adamw, AdamW), (torch_adam, Adam)):
-                if self.defaults["cpu_optimizer_cls"] in (theirs, ours):
+            for original, ours in ((torch_adamw, AdamW), (torch_adam, Adam)):
+                if self.defaults["cpu_optimizer_cls"] in (original, ours):
                     self.cpu_optimizer_cls = functools.partial(ours, **options)
             super()._init_sub_optimizers()
             self._versions = {param: param._version for param in self.param_to_inner_param}
@@ -157,26 +157,26 @@ def _is_ours(hybrid: Any) -> bool:
     return hasattr(hybrid, "_take_written_weights")
 
 
-def _copy_model_params(theirs: Any) -> Any:
-    @functools.wraps(theirs)
+def _copy_model_params(original: Any) -> Any:
+    @functools.wraps(original)
     def _copy_model_params_to_main_params(self: Any, state_dict: Any = None) -> None:
         hybrid = self.optimizer
         if not _is_ours(hybrid) or self.ddp_config.use_megatron_fsdp:
-            return theirs(self, state_dict)
+            return original(self, state_dict)
         # With HybridDeviceOptimizer Megatron copies no model params to main params, from which `hybrid` copies.
         self.optimizer = None
         try:
-            theirs(self, state_dict)
+            original(self, state_dict)
         finally:
             self.optimizer = hybrid
         hybrid.update_fp32_param_by_new_param()
     return _copy_model_params_to_main_params
 
 
-def _get_states(theirs: Any) -> Any:
-    @functools.wraps(theirs)
+def _get_states(original: Any) -> Any:
+    @functools.wraps(original)
     def _get_main_param_and_optimizer_states(self: Any, model_param: Any) -> Dict[str, Tensor]:
-        tensors: Dict[str, Tensor] = theirs(self, model_param)
+        tensors: Dict[str, Tensor] = original(self, model_param)
         if not _is_ours(self.optimizer):
             return tensors
         # Distributed checkpoints cut states where they cut params, and 8-bit moments have groups. All params need one
@@ -187,10 +187,10 @@ def _get_states(theirs: Any) -> Any:
     return _get_main_param_and_optimizer_states
 
 
-def _load(theirs: Any) -> Any:
-    @functools.wraps(theirs)
+def _load(original: Any) -> Any:
+    @functools.wraps(original)
     def load_state_dict(self: Any, state_dict: Dict[str, Any]) -> None:
-        theirs(self, state_dict)
+        original(self, state_dict)
         if _is_ours(self.optimizer) and "param_state" in state_dict:
             self.optimizer._take_loaded_states(state_dict["optimizer"]["param_groups"])
     return load_state_dict
@@ -243,8 +243,8 @@ def install(**options: Any) -> None:
     except ModuleNotFoundError as error:
         raise ImportError(f"cannot install adamant in Megatron: {error}. Install megatron-core") from error
     uninstall()
-    theirs = cpu_offloading.HybridDeviceOptimizer
-    _installed = (theirs, _subclass(theirs, options))
+    original = cpu_offloading.HybridDeviceOptimizer
+    _installed = (original, _subclass(original, options))
     _replace(*_installed)
     optimizer = distrib_optimizer.DistributedOptimizer
     for name, patch in _patches.items():
