@@ -200,9 +200,14 @@ struct simd {
     {
         return static_cast<std::uint32_t>(_mm256_movemask_ps(_mm256_castsi256_ps(same))) ^ 0xffu;
     }
-    ADAMANT_SIMD static std::uint32_t differing_lanes(f32 a, f32 b)
+    template <std::size_t Count>
+    ADAMANT_SIMD static std::uint64_t differing_lanes(f32 const (&a)[Count], f32 const (&b)[Count])
     {
-        return lanes_unless(_mm256_cmpeq_epi32(bits(a), bits(b)));
+        std::uint64_t differing = 0;
+        ADAMANT_UNROLL
+        for (std::size_t k = 0; k < Count; ++k)
+            differing |= std::uint64_t{lanes_unless(_mm256_cmpeq_epi32(bits(a[k]), bits(b[k])))} << (k * lanes);
+        return differing;
     }
     ADAMANT_SIMD static std::uint32_t words_unless(u32 same, u32 same_next)
     {

@@ -2,10 +2,9 @@
 // Comparisons of the AVX-512 facade, which includes it; detail/kernels/generic.hpp documents its functions.
 
 struct differing_bits {
-    ADAMANT_SIMD static std::uint32_t differing_lanes(__m512 a, __m512 b)
+    ADAMANT_SIMD static std::uint64_t differing_lanes(__m512 const (&a)[2], __m512 const (&b)[2])
     {
-        __m512i const x = reinterpret_cast<__m512i>(a) ^ reinterpret_cast<__m512i>(b);
-        return _mm512_test_epi32_mask(x, x);
+        return _mm512_kunpackw(differing_floats(a[1], b[1]), differing_floats(a[0], b[0]));
     }
     ADAMANT_SIMD static std::uint64_t differing_words(__m512i const (&a)[1], __m512i const (&b)[1])
     {
@@ -23,7 +22,7 @@ struct differing_bits {
             if constexpr (sizeof(Bits) == 2)
                 all |= std::uint64_t{_mm512_cmpneq_epi16_mask(x, y)} << (k * count);
             else
-                all |= std::uint64_t{_mm512_test_epi32_mask(x ^ y, x ^ y)} << (k * count);
+                all |= std::uint64_t{_mm512_cmpneq_epi32_mask(x, y)} << (k * count);
         }
         return all;
     }
@@ -39,5 +38,11 @@ struct differing_bits {
             all |= std::uint64_t{_mm512_test_epi16_mask(x, x)} << (k * 32);
         }
         return all;
+    }
+
+private:
+    ADAMANT_SIMD static __mmask16 differing_floats(__m512 a, __m512 b)
+    {
+        return _mm512_cmpneq_epi32_mask(_mm512_castps_si512(a), _mm512_castps_si512(b));
     }
 };

@@ -218,14 +218,17 @@ struct simd : vec128::codes {
     }
     ADAMANT_SIMD static void stream_fence() {}
 
-    // A bit for each lane in which two vectors differ, the lowest for the first.
-    ADAMANT_SIMD static std::uint32_t differing_lanes(f32 a, f32 b)
+    // A bit for each lane in which vectors differ, the lowest for the first lane of the first vector.
+    template <std::size_t Count>
+    ADAMANT_SIMD static std::uint64_t differing_lanes(f32 const (&a)[Count], f32 const (&b)[Count])
     {
-        std::uint32_t x[lanes];
-        store_u32(reinterpret_cast<std::byte*>(x), bits(a) ^ bits(b));
-        std::uint32_t differing = 0;
-        for (std::size_t i = 0; i < lanes; ++i)
-            differing |= (x[i] != 0 ? 1u : 0u) << i;
+        std::uint64_t differing = 0;
+        for (std::size_t k = 0; k < Count; ++k) {
+            std::uint32_t x[lanes];
+            store_u32(reinterpret_cast<std::byte*>(x), bits(a[k]) ^ bits(b[k]));
+            for (std::size_t i = 0; i < lanes; ++i)
+                differing |= std::uint64_t{x[i] != 0} << (k * lanes + i);
+        }
         return differing;
     }
     // The same for the 16-bit words of vectors, in the order of memory.

@@ -199,13 +199,11 @@ ADAMANT_SIMD raw_weights<Vectors> load_rounded(std::byte const* params, bool nat
 template <std::size_t Vectors>
 ADAMANT_SIMD std::uint64_t differing_params(std::byte const* params, simd::f32 const (&p)[Vectors])
 {
-    std::uint64_t differing = 0;
+    simd::f32 old[Vectors];
     ADAMANT_UNROLL
     for (std::size_t k = 0; k < Vectors; ++k)
-        differing |= std::uint64_t{simd::differing_lanes(
-                         simd::template load<float>(params + k * simd::lanes * sizeof(float)), p[k])}
-                     << (k * simd::lanes);
-    return differing;
+        old[k] = simd::template load<float>(params + k * simd::lanes * sizeof(float));
+    return simd::differing_lanes(old, p);
 }
 
 // Whether a loop marks changed weights: known at compile time, or a branch in the loop.
