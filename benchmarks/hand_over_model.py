@@ -22,6 +22,9 @@ before       every member enters and leaves one gate, by a compare-exchange and 
 even chunks  all threads get equally many chunks, whose sizes differ by at most a granule
 one RMW      a member leaves by one read-modify-write, and the lines of all mailboxes travel at the same time
 groups       GROUP members enter and leave a gate of their own; only the first and the last of them touch the team's
+
+Steps in cache, which take a thread CACHED_NS an element, are divided among fewer threads: as many as 16384 elements
+each allow, or as useful_threads.hpp chooses by the cost of a hand-over to two threads and to all.
 """
 import argparse
 import heapq
@@ -32,17 +35,19 @@ import between_marks
 BEGIN, END = "<!-- hand-over model -->", "<!-- end of hand-over model -->"
 STORES, GROUP, GRANULE = 10, 8, 64
 HIT_NS, POLL_NS = 2, 20
-BYTES = 28  # of a float32 element
+BYTES, CACHED_NS = 28, 0.15  # of a float32 element
 # Cores, cores of a die, cores of a socket, GB/s of the whole machine, and nanoseconds of a line within a die, across
 # dies and across sockets: assumptions, as no such machine was there.
 MACHINES = {"Grace, 72 cores": (72, 72, 72, 450, (70, 70, 70)),
             "2 x 64 cores, dies of 8": (128, 8, 64, 800, (40, 110, 220)),
             "2 x 96 cores, dies of 8": (192, 8, 96, 1000, (40, 110, 220))}
+CACHED_SIZES = {"32K": 1 << 15, "128K": 1 << 17, "512K": 1 << 19, "1M": 1 << 20, "2M": 1 << 21, "4M": 1 << 22}
 SIZES = {"1M": 1 << 20, "16M": 1 << 24, "400M": 400 * (1 << 20)}
 DESIGNS = ("before", "even chunks", "one RMW", "groups")
+MAX_MIN_SLICE, MIN_CHUNK = 16384, 4096  # elements, as in executor.hpp
 
 
-def chunks_of(n, threads, even, per_thread=16, min_slice=16384, max_chunk=65536, smallest=4096):
+def chunks_of(n, threads, even, per_thread=16, min_slice=MAX_MIN_SLICE, max_chunk=65536, smallest=MIN_CHUNK):
     """As in executor.hpp: chunks and threads. even: all threads get equally many."""
     granules = -(-n // GRANULE)
     useful = max(1, min(n // min_slice, granules, threads))
@@ -157,6 +162,22 @@ def loss(cores, die, socket, gb_per_s, line_ns, n, design, per_thread=16, max_ch
     return took / 1e3, n * BYTES / (share * speed) / 1e3, threads
 
 
+def cached(machine, n, threads, min_slice):
+    """Microseconds of a step in cache, and its threads."""
+    chunks, threads = chunks_of(n, threads, True, min_slice=min_slice)
+    if threads == 1:
+        return n * CACHED_NS / 1e3, 1
+    return request(machine, DESIGNS[2], threads, chunks, n / chunks * CACHED_NS) / 1e3, threads
+
+
+def by_cost(machine, cores, n):
+    """cached() with the threads and the slices of useful_threads.hpp."""
+    two_ns, all_ns = (request(machine, DESIGNS[2], threads, threads, 0) for threads in (2, cores))
+    each_ns = (all_ns - two_ns) / (cores - 2)
+    min_slice = max(MIN_CHUNK, min(MAX_MIN_SLICE, 4 * two_ns / CACHED_NS) // GRANULE * GRANULE)
+    return cached(machine, n, max(2, min(cores, int((n * CACHED_NS / each_ns) ** 0.5))), int(min_slice))
+
+
 def percent(took, alone):
     return f"{100 * (took / alone - 1):.1f}%"
 
@@ -187,6 +208,18 @@ def chunks_table(machines):
     return markdown(["machine", "elements", "at full speed", *(f"{c} chunks a thread" for c in counts)], rows)
 
 
+def threads_table(machines):
+    rows = []
+    for name, (cores, die, socket, _, line_ns) in machines.items():
+        machine = Machine(die, socket, line_ns)
+        for size, n in CACHED_SIZES.items():
+            fixed, chosen = cached(machine, n, cores, MAX_MIN_SLICE), by_cost(machine, cores, n)
+            best = min(cached(machine, n, threads, 1) for threads in range(1, cores + 1))
+            rows.append([name, size, *(f"{took:.1f} ({threads})" for took, threads in (fixed, chosen, best))])
+    head = ["machine", "elements", "16384 elements a thread, us (threads)", "by cost, us (threads)", "best, us (threads)"]
+    return markdown(head, rows)
+
+
 def three_times(text):
     try:
         times = tuple(float(ns) for ns in text.split(","))
@@ -205,7 +238,8 @@ def main():
     machines = MACHINES
     if asked.line_ns:
         machines = {name: (*machine[:4], asked.line_ns) for name, machine in MACHINES.items()}
-    text = f"{designs_table(machines)}\n\nLost by number of chunks, with `{DESIGNS[2]}`:\n\n{chunks_table(machines)}\n"
+    text = (f"{designs_table(machines)}\n\nLost by number of chunks, with `{DESIGNS[2]}`:\n\n{chunks_table(machines)}\n\n"
+            f"Threads that a step in cache uses, with `{DESIGNS[2]}`:\n\n{threads_table(machines)}\n")
     if asked.into:
         between_marks.put(pathlib.Path(asked.into), BEGIN, END, text)
     else:

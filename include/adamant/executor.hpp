@@ -60,6 +60,8 @@ private:
 inline constexpr std::size_t default_max_chunk_elems = 65536;
 /// Smallest value of that maximum. A small n is still divided into smaller chunks.
 inline constexpr std::size_t min_chunk_elems = 4096;
+/// Largest value of executor_options::min_slice_elems that an executor chooses itself.
+inline constexpr std::size_t max_min_slice_elems = 16384;
 
 /// Divides n elements among up to `threads` threads, so that each gets at least min_slice_elems elements.
 /// min_slice_elems is at least 1. A thread gets about sixteen chunks, so that others can steal some if it is delayed,
@@ -93,10 +95,10 @@ struct executor_options {
     unsigned threads = 0;
     pu_set pus = {};                   ///< see team_options; empty: PUs of this process, one of each core first
     binding bind = binding::automatic; ///< whether the threads must be bound
-    /// Minimum number of elements for each thread in a float32 step. With less work, fewer threads are used: handing
-    /// work to one more thread would cost about as much time as that thread saves. Work that moves fewer bytes per
-    /// element needs more elements.
-    std::size_t min_slice_elems = 16384;
+    /// Minimum number of elements for each thread in a float32 step. With less work, fewer threads are used. Work that
+    /// moves fewer bytes per element needs more elements. 0: as the cost of a hand-over demands (team::hand_over()),
+    /// from 4096 to 16384; a call then uses no more threads than finish it soonest.
+    std::size_t min_slice_elems = 0;
     /// Maximum number of elements in a chunk (rounded down to a multiple of 64, at least 4096); tune_cores() tries
     /// other values.
     std::size_t max_chunk_elems = default_max_chunk_elems;
@@ -182,11 +184,13 @@ public:
 
 private:
     static void check_agrees(adamant::team const& team, executor_options const& options);
+    void set_slices(std::size_t min_slice_elems);
     // Least elements for each thread.
     [[nodiscard]] std::size_t least_elems(std::size_t elem_bytes) const noexcept;
 
     isa isa_;
-    std::size_t min_slice_elems_;
+    std::size_t min_slice_elems_ = 0;
+    hand_over_cost hand_over_; // none if the caller chose min_slice_elems
     std::size_t max_chunk_elems_;
     std::uint32_t prefetch_bytes_;
     double cpu_quota_;

@@ -41,6 +41,13 @@ struct team_options {
     bool caller_joins = true;
 };
 
+/// What it costs to hand work to a team, measured by its constructor. The number of threads that an executor uses
+/// depends on it.
+struct hand_over_cost {
+    std::chrono::nanoseconds two{0};  ///< until two threads have started and finished an empty request; 0: one thread
+    std::chrono::nanoseconds each{0}; ///< what each further thread adds
+};
+
 /// One thread of a team.
 struct team_member {
     pid_t thread_id = 0; ///< thread id of the system, as in ps -L
@@ -164,6 +171,8 @@ public:
     [[nodiscard]] pu_set bound_to() const;
     /// Whether threads are bound.
     [[nodiscard]] bool bound() const noexcept;
+    /// Cost of handing work to the threads.
+    [[nodiscard]] hand_over_cost const& hand_over() const noexcept;
 
     /// Calls task(member) in every thread, member from 0 to size() - 1. Returns immediately; the submission keeps the
     /// task (an lvalue by reference), and its destructor waits. Allocates nothing.
@@ -218,6 +227,7 @@ private:
     void start_leader();
 
     std::shared_ptr<detail::team_state> state_;
+    hand_over_cost hand_over_;
 };
 
 ADAMANT_END_NAMESPACE

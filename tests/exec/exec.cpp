@@ -9,6 +9,7 @@
 #endif
 
 #include <adamant/executor.hpp>
+#include <adamant/detail/exec/useful_threads.hpp>
 #include <adamant/detail/exec/work_stealing.hpp>
 #include <adamant/detail/topology/allowed.hpp>
 
@@ -140,6 +141,53 @@ TEST_CASE("an executor on a team refuses options that say otherwise of its threa
 #endif
 }
 
+TEST_CASE("as many threads as finish a call soonest, by the cost of a hand-over")
+{
+    using std::chrono::nanoseconds;
+    CHECK(detail::worthwhile_slice_elems({}) == 16384); // no team
+    CHECK(detail::worthwhile_slice_elems({.two = nanoseconds(1)}) == 4096);
+    CHECK(detail::worthwhile_slice_elems({.two = nanoseconds(300)}) == 8000);
+    CHECK(detail::worthwhile_slice_elems({.two = nanoseconds::max()}) == 16384);
+    CHECK(detail::work_time(std::size_t{1} << 20, step_elem_bytes) == nanoseconds(157286));
+    CHECK(detail::work_time(~std::size_t{0}, ~std::size_t{0}) > std::chrono::minutes(10));
+    for (std::int64_t const each : {0, 1, 70, 210, 900})
+        for (unsigned const threads : {1u, 2u, 3u, 72u, 192u, 8192u})
+            for (std::int64_t work = 0; work < 1'000'000'000; work = 3 * work + 1) {
+                auto const takes = [&](unsigned k) {
+                    return static_cast<double>(work) / k + static_cast<double>(each * k);
+                };
+                unsigned const chosen = detail::fastest_threads(nanoseconds(work), {{}, nanoseconds(each)}, threads);
+                INFO("each " << each << ", threads " << threads << ", work " << work << ": " << chosen);
+                REQUIRE((chosen >= std::min(2u, threads) && chosen <= threads));
+                // Neighbours are no better, but for the rounding of the root, where one thread more is as good.
+                REQUIRE((chosen == threads || takes(chosen) <= takes(chosen + 1) + static_cast<double>(each)));
+                REQUIRE((chosen <= 2 || takes(chosen) <= takes(chosen - 1)));
+            }
+    // Threads that share PUs take long to start together. That many threads were the caller's choice.
+    CHECK(detail::fastest_threads(nanoseconds(15'000), {{}, std::chrono::milliseconds(1)}, 16) == 3);
+#if defined(_OPENMP)
+    CHECK(team({.pus = {}, .threads = 1, .bind = binding::none}).hand_over().two.count() == 0);
+    for (unsigned const threads : {2u, 5u}) {
+        executor const cpu({.threads = threads});
+        hand_over_cost const cost = cpu.team()->hand_over();
+        CHECK((cost.two.count() > 0 && cost.each.count() >= 0 && (threads > 2 || cost.each.count() == 0)));
+        for (std::size_t n = 1; n < std::size_t{1} << 40; n = 3 * n + 1) {
+            unsigned const most = detail::fastest_threads(detail::work_time(n, step_elem_bytes), cost, threads);
+            chunking const expected = chunks_of(n, most, detail::worthwhile_slice_elems(cost));
+            CHECK((cpu.chunks(n).threads == expected.threads && cpu.chunks(n).chunks == expected.chunks));
+        }
+        CHECK(cpu.chunks(2 * 4096 - 1).threads == 1);
+        CHECK(cpu.chunks(2 * 16384).threads == 2);
+        CHECK(cpu.chunks(std::size_t{1} << 40).threads == threads);
+        unsigned before = 1;
+        for (std::size_t n = 1; n < std::size_t{1} << 40; n *= 2) {
+            CHECK(cpu.chunks(n).threads >= before);
+            before = cpu.chunks(n).threads;
+        }
+    }
+#endif
+}
+
 TEST_CASE("every element is worked on once, by as many threads as were asked for; homes are where work begins")
 {
 #if defined(_OPENMP)
@@ -160,7 +208,7 @@ TEST_CASE("every element is worked on once, by as many threads as were asked for
         CHECK(cpu.chunks(100000).threads == threads);
     }
     CHECK(executor({.threads = 8, .min_slice_elems = 1000}).chunks(3500).threads == 3);
-    CHECK(executor({.threads = 8, .min_slice_elems = 0}).chunks(3500).threads == 8);
+    CHECK(executor({.threads = 8, .min_slice_elems = 1}).chunks(3500).threads == 8);
     auto const longest = [](executor const& cpu) { return cpu.chunks(1 << 24).elements(0, 1).size(); };
     CHECK(longest(executor({.threads = 2})) == default_max_chunk_elems);
     CHECK(longest(executor({.threads = 2, .max_chunk_elems = 10000})) == 9920); // 1682 chunks, as many for each thread

@@ -167,7 +167,7 @@ void print_sample(model& net, corpus const& text, generator& random)
 
 // ---- Training ----
 
-// More threads pay from 16384 elements a thread on; this example uses them earlier, to show them.
+// A thread more may be worth it from some 16384 elements on; this example uses them earlier, to show them.
 constexpr size_t min_slice_elems = 4096;
 
 // With --cores-perc the optimizer and the rest of the program have separate cores, as in an offload engine; otherwise

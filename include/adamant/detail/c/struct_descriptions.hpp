@@ -39,7 +39,6 @@ struct struct_description<adamant_executor_options> {
     static adamant_executor_options defaults()
     {
         adamant_executor_options options{};
-        options.min_slice_elems = executor_options{}.min_slice_elems;
         options.prefetch_bytes = ADAMANT_AUTOMATIC_BYTES;
         return options;
     }

@@ -180,8 +180,7 @@ public:
     // Whether a step costs about as little as handing it over. Without a team a large model gets a thread of its own.
     [[nodiscard]] bool is_small() const noexcept
     {
-        return cpu_.team() == nullptr ? elements_ < 2 * executor_options{}.min_slice_elems
-                                      : cpu_.works_itself(elements_);
+        return cpu_.team() == nullptr ? elements_ < 2 * max_min_slice_elems : cpu_.works_itself(elements_);
     }
     // The share of the executor's threads that run_all() uses to step.
     [[nodiscard]] double share_of_threads() const noexcept

@@ -9,14 +9,14 @@
 
 #include <adamant/error.hpp>
 #include <adamant/executor.hpp>
+#include <adamant/detail/exec/useful_threads.hpp>
 #include <adamant/detail/topology/allowed.hpp>
 
 ADAMANT_BEGIN_NAMESPACE
 
 ADAMANT_DECL executor::executor(executor_options const& options)
-    : isa_(resolve_isa(options.tier)), min_slice_elems_(std::max<std::size_t>(options.min_slice_elems, 1)),
-      max_chunk_elems_(std::max(options.max_chunk_elems, min_chunk_elems)), prefetch_bytes_(options.prefetch_bytes),
-      cpu_quota_(read_cpu_quota().cpus)
+    : isa_(resolve_isa(options.tier)), max_chunk_elems_(std::max(options.max_chunk_elems, min_chunk_elems)),
+      prefetch_bytes_(options.prefetch_bytes), cpu_quota_(read_cpu_quota().cpus)
 {
     unsigned threads = options.threads;
 #if !defined(_OPENMP)
@@ -27,13 +27,14 @@ ADAMANT_DECL executor::executor(executor_options const& options)
 #endif
     bool const wants_binding =
         !options.pus.empty() || options.bind == binding::required || options.bind == binding::if_possible;
-    if (threads == 1 && !wants_binding)
-        return;
-    pu_set const pus = !options.pus.empty() ? options.pus
-                       : threads == 0       ? detail::select_pus_within_quota(cpu_quota_)
-                                            : detail::select_pus(threads);
-    if (threads != 0 || pus.size() > 1 || wants_binding)
-        team_ = std::make_shared<adamant::team>(team_options{.pus = pus, .threads = threads, .bind = options.bind});
+    if (threads != 1 || wants_binding) {
+        pu_set const pus = !options.pus.empty() ? options.pus
+                           : threads == 0       ? detail::select_pus_within_quota(cpu_quota_)
+                                                : detail::select_pus(threads);
+        if (threads != 0 || pus.size() > 1 || wants_binding)
+            team_ = std::make_shared<adamant::team>(team_options{.pus = pus, .threads = threads, .bind = options.bind});
+    }
+    set_slices(options.min_slice_elems);
 }
 
 ADAMANT_DECL executor::executor(std::shared_ptr<adamant::team> team, isa tier, std::size_t min_slice_elems)
@@ -42,13 +43,20 @@ ADAMANT_DECL executor::executor(std::shared_ptr<adamant::team> team, isa tier, s
 }
 
 ADAMANT_DECL executor::executor(std::shared_ptr<adamant::team> team, executor_options const& options)
-    : isa_(resolve_isa(options.tier)), min_slice_elems_(std::max<std::size_t>(options.min_slice_elems, 1)),
-      max_chunk_elems_(std::max(options.max_chunk_elems, min_chunk_elems)), prefetch_bytes_(options.prefetch_bytes),
-      cpu_quota_(read_cpu_quota().cpus), team_(std::move(team))
+    : isa_(resolve_isa(options.tier)), max_chunk_elems_(std::max(options.max_chunk_elems, min_chunk_elems)),
+      prefetch_bytes_(options.prefetch_bytes), cpu_quota_(read_cpu_quota().cpus), team_(std::move(team))
 {
     if (team_ == nullptr)
         detail::throw_invalid_argument({"cannot create an executor: the pointer to its team is null"});
     check_agrees(*team_, options);
+    set_slices(options.min_slice_elems);
+}
+
+ADAMANT_DECL void executor::set_slices(std::size_t min_slice_elems)
+{
+    if (min_slice_elems == 0 && team_ != nullptr)
+        hand_over_ = team_->hand_over();
+    min_slice_elems_ = min_slice_elems != 0 ? min_slice_elems : detail::worthwhile_slice_elems(hand_over_);
 }
 
 ADAMANT_DECL isa executor::tier() const noexcept
@@ -73,7 +81,8 @@ ADAMANT_DECL std::shared_ptr<adamant::team> const& executor::team() const noexce
 
 ADAMANT_DECL chunking executor::chunks(std::size_t n, std::size_t elem_bytes) const noexcept
 {
-    return chunks_of(n, threads(), least_elems(elem_bytes), max_chunk_elems_);
+    unsigned const most = detail::fastest_threads(detail::work_time(n, elem_bytes), hand_over_, threads());
+    return chunks_of(n, most, least_elems(elem_bytes), max_chunk_elems_);
 }
 
 ADAMANT_DECL std::size_t executor::least_elems(std::size_t elem_bytes) const noexcept

@@ -14,6 +14,7 @@
 
 #include <adamant/index_set.hpp>
 #include <adamant/team.hpp>
+#include <adamant/detail/exec/hand_over.hpp>
 #include <adamant/detail/exec/team_state.hpp>
 
 ADAMANT_BEGIN_NAMESPACE
@@ -76,6 +77,7 @@ ADAMANT_DECL team::team(team_options options)
         state_->leader->join();
         throw;
     }
+    hand_over_ = detail::measure_hand_over(*this);
 }
 
 ADAMANT_DECL team::~team()
@@ -120,6 +122,11 @@ ADAMANT_DECL bool team::bound() const noexcept
         if (m.bound_to.empty())
             return false;
     return true;
+}
+
+ADAMANT_DECL hand_over_cost const& team::hand_over() const noexcept
+{
+    return hand_over_;
 }
 
 ADAMANT_DECL bool team::others_wait() const noexcept
