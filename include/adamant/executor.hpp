@@ -154,13 +154,14 @@ public:
     ADAMANT_ALWAYS_INLINE unsigned for_each_slice(std::size_t n, Work const& work,
                                                   std::size_t elem_bytes = step_elem_bytes) const
     {
-        chunking const cut = chunks(n, elem_bytes);
-        if (works_itself(n, elem_bytes))
+        if (works_itself(n, elem_bytes)) {
             work(slice{0, n});
-        else
-            team_->run(
-                cut.chunks, [&](unsigned, std::size_t begin, std::size_t end) { work(cut.elements(begin, end)); },
-                cut.threads);
+            return 1;
+        }
+        chunking const cut = chunks(n, elem_bytes);
+        team_->run(
+            cut.chunks, [&](unsigned, std::size_t begin, std::size_t end) { work(cut.elements(begin, end)); },
+            cut.threads);
         return cut.threads;
     }
 

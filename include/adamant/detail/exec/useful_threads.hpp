@@ -42,8 +42,9 @@ constexpr std::size_t worthwhile_slice_elems(hand_over_cost const& cost) noexcep
 // it takes work / k + k * each, which is shortest where both terms are equal.
 constexpr unsigned fastest_threads(std::chrono::nanoseconds work, hand_over_cost const& cost, unsigned threads) noexcept
 {
-    constexpr std::chrono::nanoseconds most_each =
-        std::chrono::microseconds(1); // threads that share PUs were asked for
+    // A cache line takes less from one socket to another. More was measured on a busy machine, or with threads that
+    // share PUs.
+    constexpr std::chrono::nanoseconds most_each(300);
     std::chrono::nanoseconds const each = std::min(cost.each, most_each);
     unsigned fastest = std::min(threads, 2u);
     for (unsigned too_many = threads + 1; too_many - fastest > 1;) {
