@@ -124,6 +124,28 @@ def test_only_changed_weights_are_returned():
         assert len(nothing.indices) == len(nothing.values) == 0
 
 
+def test_an_error_between_params_loses_no_change(monkeypatch):
+    params = [torch.nn.Parameter(torch.full((3000,), 2.0**k)) for k in range(3)]
+    optimizer = AdamW(params, lr=0.1, weight_decay=0.0, track_changes=True)
+    receiver = Receiver()
+    receiver.apply(optimizer.changed_weights())
+    for param in params:
+        param.grad = (torch.arange(3000) % 7 == 0).float()
+    optimizer.step()
+    name = type(optimizer)._name
+
+    def failing(self, param):
+        if param is params[1]:
+            raise MemoryError
+        return name(self, param)
+    monkeypatch.setattr(type(optimizer), "_name", failing)
+    with pytest.raises(MemoryError):
+        optimizer.changed_weights()
+    monkeypatch.undo()
+    assert receiver.apply(optimizer.changed_weights()) < 9000  # the third param's changes had not been read
+    receiver.check(params)
+
+
 @pytest.mark.parametrize("overlap", [False, True])
 def test_a_skipped_or_abandoned_step_changes_nothing(overlap):
     param = torch.nn.Parameter(torch.ones(5000))

@@ -399,6 +399,16 @@ def test_cpu_quota_limits_default_threads(monkeypatch):
     assert executor.default_threads(None) == 0
 
 
+def test_the_shared_executor_reads_the_quota_once_for_each_rank(monkeypatch):
+    read = []
+    monkeypatch.setattr(executor, "_defaults", {})
+    monkeypatch.setattr(executor, "default_threads", lambda cores: read.append(cores) or 1)
+    for ranks in ("1", "2", "1"):
+        monkeypatch.setenv("LOCAL_WORLD_SIZE", ranks)
+        assert executor.shared_executor() is executor.shared_executor()
+    assert len(read) == 2
+
+
 @pytest.mark.parametrize("command", [["help"], ["cores"]])
 def test_the_tool_runs(command):
     package = os.path.dirname(adamant.__file__)

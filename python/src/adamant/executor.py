@@ -195,7 +195,18 @@ class Executor(Handle):
 
 
 _shared: Dict[tuple, Executor] = {}
+_defaults: Dict[tuple, Tuple[Optional[str], int]] = {}  # cores and threads, by what a launcher has set
 _lock = threading.Lock()
+
+
+def _default_cores_and_threads() -> Tuple[Optional[str], int]:
+    # Reading the CPU quota takes longer than a small step.
+    launched = tuple(map(os.environ.get, ("LOCAL_WORLD_SIZE", "LOCAL_SIZE", "LOCAL_RANK")))
+    known = _defaults.get(launched)
+    if known is None:
+        cores = cores_of_rank()
+        known = _defaults[launched] = (cores, default_threads(cores))
+    return known
 
 
 def shared_executor(cores: Optional[Cores] = None, threads: int = 0) -> Executor:
@@ -206,8 +217,7 @@ def shared_executor(cores: Optional[Cores] = None, threads: int = 0) -> Executor
     """
     threads = whole_number(threads, "threads", 2**32 - 1)
     if cores is None and threads == 0:
-        cores = cores_of_rank()
-        threads = default_threads(cores)
+        cores, threads = _default_cores_and_threads()
     key = (None if cores is None else pus_text(cores), threads)
     with _lock:
         executor = _shared.get(key)

@@ -119,25 +119,30 @@ class Changes:
             del self._bits[key]
             self._versions.pop(key, None)
             self._by_rows.discard(key)
-        cleared = []
-        for param in params.values():
-            state = optimizer.state.get(param, {})
-            self.mark_written(param, state)
-            indices, values = self._collect(param, optimizer._executor())
-            name = optimizer._name(param)
-            by_rows = id(param) in self._by_rows
-            indices = _whole_indices(indices, param, name, by_rows)
-            if not by_rows and not local(param.detach()).is_contiguous():
-                indices, order = indices.sort()
-                values = values[order]
-            found.append(ChangedWeights(param, name, indices, values))
-            cleared.append((param, state))
-        for param, state in cleared if clear else ():
-            self.bits(param, id(param) in self._by_rows).zero_()
-            self.settle(param, state, published=False)  # the next step publishes a master that others have written
+        executor = optimizer._executor()
+        cleared: List[Tensor] = []
+        try:
+            for param in params.values():
+                self.mark_written(param, optimizer.state.get(param, {}))
+                if clear:
+                    cleared.append(param)
+                indices, values = self._collect(param, clear, executor)
+                name = optimizer._name(param)
+                by_rows = id(param) in self._by_rows
+                indices = _whole_indices(indices, param, name, by_rows)
+                if not by_rows and not local(param.detach()).is_contiguous():
+                    indices, order = indices.sort()
+                    values = values[order]
+                found.append(ChangedWeights(param, name, indices, values))
+        except BaseException:  # the caller does not get what was collected
+            for param in cleared:
+                self.bits(param, id(param) in self._by_rows).fill_(-1)
+            raise
+        for param in cleared:  # the next step publishes a master that others have written
+            self.settle(param, optimizer.state.get(param, {}), published=False)
         return found
 
-    def _collect(self, param: Tensor, executor: Executor) -> Tuple[Tensor, Tensor]:
+    def _collect(self, param: Tensor, clear: bool, executor: Executor) -> Tuple[Tensor, Tensor]:
         shard = local(param.detach())
         words = self.bits(param, id(param) in self._by_rows)
         weights = shard.contiguous().view(-1) if id(param) in self._by_rows else flat(shard)
@@ -153,7 +158,7 @@ class Changes:
         def empty(count: int, is_index: bool) -> Tensor:
             dtype = shard.dtype if not is_index else torch.int64 if wide else torch.int32
             return torch.empty(count, dtype=dtype, device="cpu")
-        indices, values = collect(described, 0, False, executor, empty, with_values=on_host is not None)
+        indices, values = collect(described, 0, clear, executor, empty, with_values=on_host is not None)
         if on_host is None:
             values = weights[indices.to(shard.device, torch.int64)].cpu()
         return indices, values

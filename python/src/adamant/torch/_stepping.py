@@ -404,10 +404,11 @@ class Steps(Backward, Saving):
         """The sum of squares of all gradients of all ranks, in words. Collective: every rank calls it once a step, even
         without gradients."""
         words = torch.zeros(SQUARES_WORDS, dtype=torch.int64, device="cpu")
+        executor = self._executor()
         for step_group, group_grads in zip(step_groups, grads):
             for number, grad in enumerate(group_grads):
                 if grad is not None:
-                    add_squares(step_group.total_gradient(number, grad), words, self._executor())
+                    add_squares(step_group.total_gradient(number, grad), words, executor)
         self._reduce_over_ranks(words)
         self._rank_norm = norm_of(words)
         return words
