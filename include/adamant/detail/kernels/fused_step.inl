@@ -200,7 +200,7 @@ ADAMANT_SIMD void finish_group(step_pointers const& a, std::size_t i, coefficien
         p[k] = finish_param<Path>(u, c);
     }
     recorder.params(a, i, group, p);
-    store_params<Param, WeightOut, Interleaved, Path == path::ordinary>(a, i, p, access, random);
+    static_cast<void>(store_params<Param, WeightOut, Interleaved, Path == path::ordinary>(a, i, p, access, random));
 }
 
 enum class native_bfloat16 { no, yes, either };

@@ -261,6 +261,7 @@ template <tracking Tracking, class Param, class Grad, class WeightOut>
         started_codes next;
         code_words m_words[code_vectors / 2];
         code_words v_words[code_vectors / 2];
+        std::uint64_t changed_bits = 0;
         ADAMANT_UNROLL
         for (std::size_t k = 0; k < code_vectors; k += line_vectors) {
             std::size_t const in_group = k * simd::lanes;
@@ -289,7 +290,9 @@ template <tracking Tracking, class Param, class Grad, class WeightOut>
             ADAMANT_UNROLL
             for (std::size_t j = 0; j < line_vectors; ++j)
                 p[j] = finish_param<path::ordinary>(group.updates[k + j], c);
-            store_params<Param, WeightOut, false, true, Tracking>(target, in_group, p, access, for_param);
+            std::uint64_t const bits =
+                store_params<Param, WeightOut, false, true, Tracking>(target, in_group, p, access, for_param);
+            changed_bits |= bits << in_group;
             ADAMANT_UNROLL
             for (std::size_t j = k; j < k + line_vectors; j += 2) {
                 code_pair const codes = encode_pair({group.exp_avg[j], group.exp_avg[j + 1]},
@@ -298,6 +301,10 @@ template <tracking Tracking, class Param, class Grad, class WeightOut>
                 m_words[j / 2] = codes.m;
                 v_words[j / 2] = codes.v;
             }
+        }
+        if constexpr (Tracking == tracking::yes) {
+            static_assert(quantized_group_elems == changed_word_elems);
+            *target.changed |= changed_bits;
         }
         store_codes(m_words, v_words, group.scales, target.exp_avg, target.exp_avg_sq);
         simd::pair_of_u32 const largest = largest_of(next.exp_avg, next.exp_avg_sq);

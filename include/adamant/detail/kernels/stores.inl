@@ -216,11 +216,12 @@ ADAMANT_SIMD bool is_tracked(step_pointers const& a)
     return Tracking == tracking::yes;
 }
 
-// Stores a group of new params and their weights. Before that, marks changed weights if they are tracked.
+// Stores a group of new params and their weights. Before that, marks changed weights if they are tracked. With
+// tracking::yes it returns their bits instead, and the caller marks them, several groups together.
 template <class Param, class WeightOut, bool Interleaved, bool Ordinary, tracking Tracking = tracking::either,
           std::size_t Vectors>
-ADAMANT_SIMD void store_params(step_pointers const& a, std::size_t i, simd::f32 const (&p)[Vectors],
-                               memory_access access, [[maybe_unused]] random_vectors<Param>& random)
+ADAMANT_SIMD std::uint64_t store_params(step_pointers const& a, std::size_t i, simd::f32 const (&p)[Vectors],
+                                        memory_access access, [[maybe_unused]] random_vectors<Param>& random)
 {
     constexpr bool has_floats = std::is_same_v<Param, float>;
     std::byte* const param = a.param + i * sizeof(Param);
@@ -240,8 +241,8 @@ ADAMANT_SIMD void store_params(step_pointers const& a, std::size_t i, simd::f32 
             weights.vectors[k / 2] =
                 simd::template rounded_pair<WeightOut, Interleaved, Ordinary>(p[k], p[k + 1], access.native_bfloat16);
     }
+    std::uint64_t bits = 0;
     if (is_tracked<Tracking>(a)) {
-        std::uint64_t bits;
         if constexpr (!has_floats)
             bits = simd::differing_words(load_raw<Vectors>(published).vectors, weights.vectors);
         else if constexpr (!std::is_void_v<WeightOut>)
@@ -249,7 +250,8 @@ ADAMANT_SIMD void store_params(step_pointers const& a, std::size_t i, simd::f32 
                 load_rounded<WeightOut, Ordinary, Vectors>(param, access.native_bfloat16).vectors, weights.vectors);
         else
             bits = differing_params(param, p);
-        set_group_changed<Vectors * simd::lanes>(a.changed, i, bits);
+        if constexpr (Tracking != tracking::yes)
+            set_group_changed<Vectors * simd::lanes>(a.changed, i, bits);
     }
     constexpr std::size_t pair_bytes = simd::lanes * sizeof(float); // of 16-bit weights
     if constexpr (!has_floats || !std::is_void_v<WeightOut>) {
@@ -270,4 +272,5 @@ ADAMANT_SIMD void store_params(step_pointers const& a, std::size_t i, simd::f32 
         else if constexpr (is_split<Param>)
             store_split<Interleaved>(param + k / 2 * pair_bytes, p[k], p[k + 1]);
     }
+    return bits;
 }
