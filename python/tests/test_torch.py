@@ -5,6 +5,7 @@ import gc
 import os
 import pathlib
 import pickle
+import shutil
 import subprocess
 import sys
 import time
@@ -1133,6 +1134,9 @@ def test_python_m_adamant_finds_the_headers(option, tmp_path):
     if option == "--include-dir":
         assert (folder / "adamant" / "optimizer.hpp").exists()
         return
+    assert (folder / "adamant-config.cmake").exists()
+    if shutil.which("cmake") is None or shutil.which("c++") is None:
+        pytest.skip("CMake or a compiler is not installed")
     (tmp_path / "CMakeLists.txt").write_text("cmake_minimum_required(VERSION 3.25)\nproject(consumer CXX)\n"
                                              "find_package(adamant REQUIRED)\nadd_executable(hello hello.cpp)\n"
                                              "target_link_libraries(hello adamant::adamant)\n")
