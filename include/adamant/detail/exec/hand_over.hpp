@@ -15,6 +15,9 @@
 ADAMANT_BEGIN_NAMESPACE
 namespace detail {
 
+// A hand-over that takes longer is not waited for: the caller's scheduling policy may keep the team from its PU.
+inline constexpr std::chrono::milliseconds longest_hand_over(2);
+
 // Time until the first `takers` threads have started a request and finished it.
 [[gnu::noinline]] inline std::chrono::nanoseconds hand_over_time(team& threads, unsigned takers)
 {
@@ -25,8 +28,15 @@ namespace detail {
         takers,
         [&](unsigned, std::size_t, std::size_t) {
             started.fetch_add(1, std::memory_order_acq_rel);
-            for (unsigned spins = 1; started.load(std::memory_order_acquire) != takers; ++spins)
-                spins % 64 == 0 ? static_cast<void>(sched_yield()) : relax();
+            for (unsigned spins = 1; started.load(std::memory_order_acquire) < takers; ++spins) {
+                if (spins % 64 != 0) {
+                    relax();
+                    continue;
+                }
+                if (std::chrono::steady_clock::now() - begin > longest_hand_over)
+                    return;
+                sched_yield();
+            }
         },
         takers);
     return std::chrono::steady_clock::now() - begin;
@@ -35,11 +45,10 @@ namespace detail {
 // The shortest of a few times, because everything else that the machine does makes them longer.
 inline std::chrono::nanoseconds shortest_hand_over(team& threads, unsigned takers)
 {
-    constexpr int most_requests = 5;
-    constexpr auto enough = std::chrono::milliseconds(2); // on a busy machine
+    constexpr int most_requests = 5; // fewer on a busy machine
     auto shortest = std::chrono::nanoseconds::max();
     std::chrono::nanoseconds total{0};
-    for (int i = 0; i < most_requests && total < enough; ++i) {
+    for (int i = 0; i < most_requests && total < longest_hand_over; ++i) {
         std::chrono::nanoseconds const time = hand_over_time(threads, takers);
         shortest = std::min(shortest, time);
         total += time;
