@@ -177,7 +177,7 @@ TEST_CASE("as many threads as finish a call soonest, by the cost of a hand-over"
             CHECK((cpu.chunks(n).threads == expected.threads && cpu.chunks(n).chunks == expected.chunks));
         }
         CHECK(cpu.chunks(2 * 4096 - 1).threads == 1);
-        CHECK(cpu.chunks(2 * 16384).threads == 2);
+        CHECK(cpu.chunks(2 * 16384).threads >= 2);
         CHECK(cpu.chunks(std::size_t{1} << 40).threads == threads);
         unsigned before = 1;
         for (std::size_t n = 1; n < std::size_t{1} << 40; n *= 2) {

@@ -216,8 +216,8 @@ ADAMANT_SIMD bool is_tracked(step_pointers const& a)
     return Tracking == tracking::yes;
 }
 
-// Stores a group of new params and their weights. Before that, marks changed weights if they are tracked. With
-// tracking::yes it returns their bits instead, and the caller marks them, several groups together.
+// Stores new params and their weights. Before that, marks changed weights if they are tracked. Returns the bits that it
+// marks; with tracking::yes the caller marks them, because it joins the bits of several calls first.
 template <class Param, class WeightOut, bool Interleaved, bool Ordinary, tracking Tracking = tracking::either,
           std::size_t Vectors>
 ADAMANT_SIMD std::uint64_t store_params(step_pointers const& a, std::size_t i, simd::f32 const (&p)[Vectors],
