@@ -133,8 +133,8 @@ typedef struct adamant_executor_options {
     uint32_t threads;     /**< 0: one on each PU. 1: the caller, unless pus is given; asynchronous steps then run in an
                            * additional unbound thread */
     adamant_binding bind; /**< an adamant_binding */
-    size_t min_slice_elems;   /**< minimum of elements per thread; for fewer elements a call uses fewer threads. 0: as
-                               * the measured cost of a hand-over demands, from 4096 to 16384 */
+    size_t min_slice_elems;   /**< minimum of elements per thread; for fewer elements a call uses fewer threads. 0:
+                               * chosen by the measured cost of a hand-over, from 4096 to 16384 */
     size_t max_chunk_elems;   /**< maximum of elements in one work item; 0: the default, 65536. Changes no bit, like
                                  prefetch_bytes */
     size_t prefetch_bytes;    /**< prefetch distance of a step; ADAMANT_AUTOMATIC_BYTES: 256 on AMD, else 2048 */

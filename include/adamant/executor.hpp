@@ -96,8 +96,8 @@ struct executor_options {
     pu_set pus = {};                   ///< see team_options; empty: PUs of this process, one of each core first
     binding bind = binding::automatic; ///< whether the threads must be bound
     /// Minimum number of elements for each thread in a float32 step. With less work, fewer threads are used. Work that
-    /// moves fewer bytes per element needs more elements. 0: as the cost of a hand-over demands (team::hand_over()),
-    /// from 4096 to 16384; a call then uses no more threads than finish it soonest.
+    /// moves fewer bytes per element needs more elements. 0: chosen by the cost of a hand-over (team::hand_over()),
+    /// from 4096 to 16384. A call then uses the number of threads that finishes it soonest.
     std::size_t min_slice_elems = 0;
     /// Maximum number of elements in a chunk (rounded down to a multiple of 64, at least 4096); tune_cores() tries
     /// other values.

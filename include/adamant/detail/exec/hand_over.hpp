@@ -15,7 +15,7 @@
 ADAMANT_BEGIN_NAMESPACE
 namespace detail {
 
-// A hand-over that takes longer is not waited for: the caller's scheduling policy may keep the team from its PU.
+// Measuring gives up after this time: a caller with a real-time policy may keep the team from its only PU.
 inline constexpr std::chrono::milliseconds longest_hand_over(2);
 
 // Time until the first `takers` threads have started a request and finished it.

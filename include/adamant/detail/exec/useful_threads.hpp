@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// How many threads finish a call soonest, by the cost of a hand-over. Implements <adamant/executor.hpp>. Pure
-// arithmetic.
+// The number of threads that finishes a call soonest, by the cost of a hand-over. Implements <adamant/executor.hpp>.
+// Pure arithmetic.
 #pragma once
 
 #include <algorithm>
