@@ -113,7 +113,7 @@ public:
     {
         next_piece_ = first_piece;
         entry_count_.store(0, std::memory_order_relaxed);
-        std::fill(members_.begin(), members_.end(), member_state{});
+        std::fill_n(members_.begin(), members_used_.exchange(0, std::memory_order_relaxed), member_state{});
         stopped_speculating_.store(false, std::memory_order_relaxed);
         gradients_differ_.store(false, std::memory_order_relaxed);
     }
@@ -191,6 +191,7 @@ public:
     // Processes pieces [begin, end) as thread `member`.
     void work(unsigned member, std::size_t begin, std::size_t end) noexcept
     {
+        mark_as_used(member);
         float_mode_scope const mode(subnormals::flushed); // once for all blocks
         kernel::memory_access const access{elements_ >= stream_weight_out_from_elems, cpu_.prefetch_bytes()};
         scratch_block scratch;
@@ -228,15 +229,15 @@ public:
     [[nodiscard]] double busy_seconds() const noexcept
     {
         std::chrono::steady_clock::duration total{};
-        for (member_state const& m : members_)
-            total += m.busy;
+        for (unsigned i = 0; i < members_used_.load(std::memory_order_relaxed); ++i)
+            total += members_[i].busy;
         return std::chrono::duration<double>(total).count() / static_cast<double>(members_.size());
     }
     // The squares of all blocks measured since begin().
     [[nodiscard]] squares_total squares() const noexcept
     {
         squares_total total = members_[0].squares;
-        for (std::size_t i = 1; i < members_.size(); ++i)
+        for (unsigned i = 1; i < members_used_.load(std::memory_order_relaxed); ++i)
             total.add(members_[i].squares);
         return total;
     }
@@ -251,6 +252,12 @@ private:
         std::size_t end;   // past the last piece
     };
 
+    void mark_as_used(unsigned member) noexcept
+    {
+        unsigned used = members_used_.load(std::memory_order_relaxed);
+        while (used <= member && !members_used_.compare_exchange_weak(used, member + 1, std::memory_order_relaxed))
+            ;
+    }
     std::size_t enqueue_entry(std::size_t range, block_pass pass, std::size_t pieces) noexcept
     {
         std::size_t const count = entry_count_.load(std::memory_order_relaxed);
@@ -427,6 +434,8 @@ private:
         squares_total squares;
     };
     std::vector<member_state> members_;
+    // Later members have no state since begin(): a small step of a large team must not visit all of them.
+    std::atomic<unsigned> members_used_{0};
     std::atomic<bool> stopped_speculating_{false};
     std::atomic<bool> gradients_differ_{false};
 };

@@ -67,6 +67,8 @@ public:
     // Forgets all records. Call while no thread writes.
     void clear() noexcept
     {
+        if (is_empty())
+            return;
         next_page_.store(0, std::memory_order_relaxed);
         std::fill(writers_.begin(), writers_.end(), writer{});
     }
@@ -75,6 +77,8 @@ public:
     [[nodiscard]] std::size_t bytes() const noexcept
     {
         std::size_t total = 0;
+        if (is_empty())
+            return total;
         for (writer const& w : writers_)
             total += w.bytes;
         return total;
@@ -82,6 +86,8 @@ public:
 
 private:
     static constexpr std::size_t line = 64;
+    // Whether no thread has taken a page, so that a step without records does not visit the writers of a large team.
+    [[nodiscard]] bool is_empty() const noexcept { return next_page_.load(std::memory_order_relaxed) == 0; }
     struct alignas(64) writer {
         std::byte* next = nullptr;
         std::byte* end = nullptr;
