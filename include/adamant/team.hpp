@@ -63,7 +63,8 @@ struct team_request {
     // Called once by each member, with 0 and 0; or, where work is cut into chunks, for ranges of these.
     void (*run)(team_request& self, unsigned member, std::size_t begin, std::size_t end) = nullptr;
     std::size_t chunks = 0;
-    unsigned chunk_takers = 0; // 0: the work is not cut into chunks
+    unsigned chunk_takers = 0;  // 0: the work is not cut into chunks
+    bool waits_for_late = true; // every member takes part; false: not those that begin when another has finished
     team_request* next = nullptr;
     std::uint32_t ticket = 0;
     std::atomic<bool> failed{false};
@@ -111,7 +112,7 @@ private:
     friend team;
     using start_function = void (*)(detail::team_state&, team_request&);
     submission(std::shared_ptr<detail::team_state> state, Task task, std::size_t work_chunks, unsigned takers,
-               start_function start)
+               start_function start, bool late_threads_join = true)
         : state_(std::move(state)), task_(std::forward<Task>(task))
     {
         run = [](team_request& self, unsigned member, [[maybe_unused]] std::size_t begin,
@@ -124,6 +125,7 @@ private:
         };
         chunks = work_chunks;
         chunk_takers = takers;
+        waits_for_late = late_threads_join && takers == 0;
         start(*state_, *this);
     }
 
@@ -182,6 +184,14 @@ public:
         requires std::is_invocable_v<Task&, unsigned> submission<Task> submit(Task&& task)
         {
             return {state_, std::forward<Task>(task), 0, 0, &detail::submit};
+        }
+    /// The same, but threads that have not begun when another one has finished take no part, so nothing waits for a
+    /// thread that is delayed or asleep. For tasks in which each thread takes work from the same place until none is
+    /// left. At least one thread calls the task.
+    template <class Task>
+        requires std::is_invocable_v<Task&, unsigned> submission<Task> submit_without_late_threads(Task&& task)
+        {
+            return {state_, std::forward<Task>(task), 0, 0, &detail::submit, false};
         }
     /// Calls task(member, begin, end) for disjoint ranges of chunks 0 to chunks - 1 (fewer than 2^32) that together are
     /// all chunks. The first `takers` threads (0: all) take part. Each one starts with a range of its own, which is the

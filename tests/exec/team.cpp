@@ -209,7 +209,7 @@ TEST_CASE("request_gate: members enter only an open gate of their request, and t
     }
 }
 
-TEST_CASE("random requests from several threads: every member and every chunk is called once")
+TEST_CASE("random requests from several threads: every member and every chunk is called once, or no late member")
 {
     test::random_bits random(GENERATE(1u, 2u, 3u));
     for (unsigned const size : {1u, 2u, 3u, 16u}) {
@@ -242,6 +242,19 @@ TEST_CASE("random requests from several threads: every member and every chunk is
                             t.submit(chunks.size(), call_chunks, takers).wait();
                         for (std::atomic<int> const& calls : members)
                             wrong += calls != (whole ? 1 : 0);
+                        std::vector<std::atomic<int>> punctual(size);
+                        std::atomic<int> left{own.below(3) == 0 ? 1 : 1000};
+                        t.submit_without_late_threads([&](unsigned member) {
+                             ++punctual[member];
+                             while (--left > 0)
+                                 ;
+                         }).wait();
+                        int begun = 0;
+                        for (std::atomic<int> const& calls : punctual) {
+                            begun += calls;
+                            wrong += calls > 1;
+                        }
+                        wrong += begun == 0 || left > 0;
                         for (std::atomic<int> const& calls : chunks)
                             wrong += calls != (whole ? 0 : 1);
                         if (own.below(20) == 0)

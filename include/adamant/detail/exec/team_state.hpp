@@ -47,8 +47,8 @@ constexpr binding resolved(binding bind) noexcept
 #endif
 }
 
-// Who works on the current request, in one atomic word. A request that is cut into chunks can complete without the
-// members that wake up too late: once a thread finds no chunk left, no other enters.
+// Who works on the current request, in one atomic word. A request whose threads take work from the same place, such as
+// chunks, can complete without the members that wake up too late: once a thread finds no work left, no other enters.
 class request_gate {
 public:
     // Opens the gate for a request. all: every member takes part, and `active` of them have yet to leave. Otherwise
@@ -380,11 +380,12 @@ private:
     [[nodiscard]] unsigned publish(team_request* request, unsigned stand_in) noexcept
     {
         auto const size = static_cast<unsigned>(members_.size());
-        bool const all = request == nullptr || request->chunk_takers == 0;
+        bool const all = request == nullptr || request->waits_for_late;
         std::uint32_t const ticket = request == nullptr ? ++last_ticket_ : request->ticket;
-        unsigned const takers = all ? size : request->chunk_takers;
+        bool const in_chunks = request != nullptr && request->chunk_takers != 0;
+        unsigned const takers = in_chunks ? request->chunk_takers : size;
         current_ = request;
-        if (!all)
+        if (in_chunks)
             queues_.fill(request->chunks, takers);
         gate_.open(ticket, all, all ? size : (stand_in == no_member ? 0 : 1));
         for (unsigned i = 0; i < takers; ++i)

@@ -26,7 +26,7 @@ public:
     virtual void run(unsigned member, std::size_t begin, std::size_t end) noexcept = 0;
     // All pieces are complete. Returns whether more work is there, added by work_queue::add_at_end(), or will come
     // without another add(): then at_end() is called again. May take long: producers do not wait meanwhile, and the
-    // other threads sleep.
+    // other threads fall asleep.
     virtual bool at_end() noexcept = 0;
 
 protected:
@@ -149,7 +149,8 @@ private:
         {
             is_closed.store(false, std::memory_order_relaxed);
             // A submission cannot be moved.
-            request_ = new (memory_) submission<member_task>(queue.team_->submit(member_task{&queue, this}));
+            request_ = new (memory_)
+                submission<member_task>(queue.team_->submit_without_late_threads(member_task{&queue, this}));
         }
         // Blocks until its threads have left.
         void end() noexcept
@@ -186,7 +187,9 @@ private:
                     complete(end - taken);
                 }
             } else if (done() == added && !expects_more(spin_end)) {
-                if (try_begin_close(current))
+                if (is_closing_.load(std::memory_order_relaxed))
+                    wait_for_closer();
+                else if (try_begin_close(current))
                     close(current, worker_.at_end());
             } else { // other threads are still busy, or more may come
                 for (int i = 0; i < 32; ++i)
@@ -195,16 +198,32 @@ private:
             }
         }
     }
+    // Waits while another thread ends a drain, which takes less than a microsecond or, with more passes, as long as a
+    // step. Many threads come here together: if all slept, waking them would take longer than the work. Looks rarely,
+    // because the flag shares a cache line with the lock. Does not yield the PU: a thread that spins in wait() would
+    // keep it.
+    void wait_for_closer()
+    {
+        auto const spin_until = clock::now() + std::chrono::microseconds(10);
+        do {
+            if (!is_closing_.load(std::memory_order_acquire))
+                return;
+            for (int i = 0; i < 32; ++i)
+                relax();
+        } while (clock::now() < spin_until);
+        std::unique_lock lock(mutex_);
+        changed_->wait(lock, [this] { return !is_closing_.load(std::memory_order_relaxed); });
+    }
     // Ends the drain, unless pieces were added meanwhile or the worker expects more. Otherwise a thread closes it
     // later.
     void close(drain& current, bool expects_more)
     {
         std::lock_guard const lock(mutex_);
-        is_closing_ = false;
         if (!expects_more && done() == added_.load(std::memory_order_relaxed)) {
             idle_ = true;
             current.is_closed.store(true, std::memory_order_release);
         }
+        is_closing_.store(false, std::memory_order_release); // last: a thread that sees it also sees is_closed
         changed_->notify_all();
     }
     // Alternates between two drains, because threads may still be leaving one when the next begins. Only the thread
@@ -228,11 +247,11 @@ private:
     // Returns whether this thread closes the drain; false if another thread closed it or added more work.
     [[nodiscard]] bool try_begin_close(drain const& current)
     {
-        std::unique_lock lock(mutex_);
-        changed_->wait(lock, [this] { return !is_closing_; });
-        if (current.is_closed.load(std::memory_order_relaxed) || done() != added_.load(std::memory_order_relaxed))
+        std::lock_guard const lock(mutex_);
+        if (is_closing_.load(std::memory_order_relaxed) || current.is_closed.load(std::memory_order_relaxed) ||
+            done() != added_.load(std::memory_order_relaxed))
             return false;
-        is_closing_ = true;
+        is_closing_.store(true, std::memory_order_relaxed);
         return true;
     }
 
@@ -246,7 +265,7 @@ private:
     mutable std::mutex mutex_; // guards the producers' records of pieces, idle_ and is_closing_
     process_bound<std::condition_variable> changed_;
     bool idle_ = true;
-    bool is_closing_ = false; // a thread is in at_end()
+    std::atomic<bool> is_closing_{false}; // a thread is in at_end()
     std::mutex start_mutex_;
     unsigned current_drain_ = 0;
     drain drains_[2];
