@@ -60,17 +60,18 @@ private:
 inline constexpr std::size_t default_max_chunk_elems = 65536;
 /// Smallest value of that maximum. A small n is still divided into smaller chunks.
 inline constexpr std::size_t min_chunk_elems = 4096;
-/// Largest value of executor_options::min_slice_elems that an executor chooses itself.
+/// Largest minimum of elements for each of two threads that an executor chooses itself.
 inline constexpr std::size_t max_min_slice_elems = 16384;
 
 /// Divides n elements among up to `threads` threads, so that each gets at least min_slice_elems elements.
 /// min_slice_elems is at least 1. A thread gets about sixteen chunks, so that others can steal some if it is delayed,
-/// and all threads get equally many: a thread with one more would finish a sixteenth later. Taking a chunk costs at
-/// most a hundredth of working on it, and no chunk has more than max_chunk_elems.
+/// and all threads get equally many: a thread with one more would finish a sixteenth later. No chunk has more than
+/// max_chunk_elems elements. None has fewer than `smallest`, unless that is all a thread gets, so that taking a chunk
+/// costs at most a hundredth of working on it.
 [[nodiscard]] constexpr chunking chunks_of(std::size_t n, unsigned threads, std::size_t min_slice_elems,
-                                           std::size_t max_chunk_elems = default_max_chunk_elems) noexcept
+                                           std::size_t max_chunk_elems = default_max_chunk_elems,
+                                           std::size_t smallest = min_chunk_elems) noexcept
 {
-    constexpr std::size_t smallest = min_chunk_elems;
     std::size_t const largest = std::max(max_chunk_elems, smallest);
     std::size_t const granules = n / granule_elems + (n % granule_elems != 0);
     std::size_t const useful = std::clamp<std::size_t>(std::min(n / min_slice_elems, granules), 1, threads);
@@ -97,7 +98,8 @@ struct executor_options {
     binding bind = binding::automatic; ///< whether the threads must be bound
     /// Minimum number of elements for each thread in a float32 step. With less work, fewer threads are used. Work that
     /// moves fewer bytes per element needs more elements. 0: chosen by the cost of a hand-over (team::hand_over()),
-    /// from 4096 to 16384. A call then uses the number of threads that finishes it soonest.
+    /// from 4096 to 16384, for two threads, and 4096 for more of them. A call then uses the number of threads that
+    /// finishes it soonest.
     std::size_t min_slice_elems = 0;
     /// Maximum number of elements in a chunk (rounded down to a multiple of 64, at least 4096); tune_cores() tries
     /// other values.
@@ -186,11 +188,10 @@ public:
 private:
     static void check_agrees(adamant::team const& team, executor_options const& options);
     void set_slices(std::size_t min_slice_elems);
-    // Least elements for each thread.
-    [[nodiscard]] std::size_t least_elems(std::size_t elem_bytes) const noexcept;
-
     isa isa_;
-    std::size_t min_slice_elems_ = 0;
+    // Least elements for each thread of a float32 step: of two threads, and of more.
+    std::size_t least_elems_of_two_ = 0;
+    std::size_t least_elems_ = 0;
     hand_over_cost hand_over_; // none if the caller chose min_slice_elems
     std::size_t max_chunk_elems_;
     std::uint32_t prefetch_bytes_;

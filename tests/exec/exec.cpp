@@ -146,9 +146,13 @@ TEST_CASE("as many threads as finish a call soonest, by the cost of a hand-over"
     using std::chrono::nanoseconds;
     CHECK(detail::worthwhile_slice_elems({}) == 16384); // no team
     CHECK(detail::worthwhile_slice_elems({.two = nanoseconds(1)}) == 4096);
-    CHECK(detail::worthwhile_slice_elems({.two = nanoseconds(300)}) == 8000);
+    CHECK(detail::worthwhile_slice_elems({.two = nanoseconds(600)}) == 8000);
     CHECK(detail::worthwhile_slice_elems({.two = nanoseconds::max()}) == 16384);
-    CHECK(detail::work_time(std::size_t{1} << 20, step_elem_bytes) == nanoseconds(157286));
+    CHECK(detail::work_time(std::size_t{1} << 20, step_elem_bytes) == nanoseconds(314572));
+    CHECK(detail::elems_of_equal_work(4096, step_elem_bytes) == 4096);
+    CHECK(detail::elems_of_equal_work(4096, 2) == 57344);
+    CHECK(detail::elems_of_equal_work(4096, 0) == 4096);
+    CHECK(detail::elems_of_equal_work(~std::size_t{0}, 2) == ~std::size_t{0});
     CHECK(detail::work_time(~std::size_t{0}, ~std::size_t{0}) > std::chrono::minutes(10));
     for (std::int64_t const each : {0, 1, 70, 210, 300})
         for (unsigned const threads : {1u, 2u, 3u, 72u, 192u, 8192u})
@@ -172,11 +176,16 @@ TEST_CASE("as many threads as finish a call soonest, by the cost of a hand-over"
         hand_over_cost const cost = cpu.team()->hand_over();
         CHECK((cost.two.count() > 0 && cost.each.count() >= 0 && (threads > 2 || cost.each.count() == 0)));
         for (std::size_t n = 1; n < std::size_t{1} << 40; n = 3 * n + 1) {
-            unsigned const most = detail::fastest_threads(detail::work_time(n, step_elem_bytes), cost, threads);
-            chunking const expected = chunks_of(n, most, detail::worthwhile_slice_elems(cost));
+            unsigned most = detail::fastest_threads(detail::work_time(n, step_elem_bytes), cost, threads);
+            if (n / 2 < detail::worthwhile_slice_elems(cost))
+                most = 1;
+            chunking const expected = chunks_of(n, most, min_chunk_elems);
             CHECK((cpu.chunks(n).threads == expected.threads && cpu.chunks(n).chunks == expected.chunks));
         }
         CHECK(cpu.chunks(2 * 4096 - 1).threads == 1);
+        // Chunks of work that moves few bytes have more elements, so that taking one costs as little.
+        CHECK(cpu.chunks(std::size_t{1} << 20, sizeof(float)).elements(0, 1).size() >= std::size_t{7} * 4096 / 2);
+        CHECK(cpu.chunks(std::size_t{1} << 20).elements(0, 1).size() < std::size_t{1} << 16);
         CHECK(cpu.chunks(2 * 16384).threads >= 2);
         CHECK(cpu.chunks(std::size_t{1} << 40).threads == threads);
         unsigned before = 1;

@@ -3,7 +3,6 @@
 #pragma once
 
 #include <algorithm>
-#include <limits>
 #include <string>
 #include <utility>
 
@@ -56,7 +55,8 @@ ADAMANT_DECL void executor::set_slices(std::size_t min_slice_elems)
 {
     if (min_slice_elems == 0 && team_ != nullptr)
         hand_over_ = team_->hand_over();
-    min_slice_elems_ = min_slice_elems != 0 ? min_slice_elems : detail::worthwhile_slice_elems(hand_over_);
+    least_elems_of_two_ = min_slice_elems != 0 ? min_slice_elems : detail::worthwhile_slice_elems(hand_over_);
+    least_elems_ = min_slice_elems != 0 ? min_slice_elems : min_chunk_elems;
 }
 
 ADAMANT_DECL isa executor::tier() const noexcept
@@ -81,16 +81,11 @@ ADAMANT_DECL std::shared_ptr<adamant::team> const& executor::team() const noexce
 
 ADAMANT_DECL chunking executor::chunks(std::size_t n, std::size_t elem_bytes) const noexcept
 {
-    unsigned const most = detail::fastest_threads(detail::work_time(n, elem_bytes), hand_over_, threads());
-    return chunks_of(n, most, least_elems(elem_bytes), max_chunk_elems_);
-}
-
-ADAMANT_DECL std::size_t executor::least_elems(std::size_t elem_bytes) const noexcept
-{
-    if (elem_bytes == 0 || elem_bytes >= step_elem_bytes ||
-        min_slice_elems_ > std::numeric_limits<std::size_t>::max() / step_elem_bytes)
-        return min_slice_elems_;
-    return min_slice_elems_ * step_elem_bytes / elem_bytes;
+    unsigned const most = works_itself(n, elem_bytes)
+                              ? 1
+                              : detail::fastest_threads(detail::work_time(n, elem_bytes), hand_over_, threads());
+    return chunks_of(n, most, detail::elems_of_equal_work(least_elems_, elem_bytes), max_chunk_elems_,
+                     detail::elems_of_equal_work(min_chunk_elems, elem_bytes));
 }
 
 ADAMANT_DECL std::size_t executor::max_chunk_elems() const noexcept
@@ -134,7 +129,7 @@ ADAMANT_DECL void executor::check_agrees(adamant::team const& team, executor_opt
 
 ADAMANT_DECL bool executor::works_itself(std::size_t n, std::size_t elem_bytes) const noexcept
 {
-    return team_ == nullptr || n / 2 < least_elems(elem_bytes);
+    return team_ == nullptr || n / 2 < detail::elems_of_equal_work(least_elems_of_two_, elem_bytes);
 }
 
 ADAMANT_END_NAMESPACE
