@@ -3,12 +3,15 @@
 #include <atomic>
 #include <cstdlib>
 #include <limits>
+#include <thread>
+#include <vector>
 
 #if defined(_OPENMP)
 #include <omp.h>
 #endif
 
 #include <adamant/executor.hpp>
+#include <adamant/detail/exec/striped_total.hpp>
 #include <adamant/detail/exec/useful_threads.hpp>
 #include <adamant/detail/exec/work_stealing.hpp>
 #include <adamant/detail/topology/allowed.hpp>
@@ -195,6 +198,50 @@ TEST_CASE("as many threads as finish a call soonest, by the cost of a hand-over"
         }
     }
 #endif
+}
+
+TEST_CASE("striped_total: nothing is lost, and nobody waits for a thread that is adding")
+{
+    struct total {
+        long value = 0;
+        void add(total const& other) noexcept { value += other.value; }
+    };
+    for (unsigned const threads : {1u, 3u, 40u}) { // more than stripes
+        detail::striped_total<total> sum;
+        std::vector<std::thread> adding;
+        for (unsigned t = 0; t < threads; ++t)
+            adding.emplace_back([&, t] {
+                for (long i = 0; i < 1000; ++i)
+                    sum.add(t, {i});
+            });
+        for (std::thread& t : adding)
+            t.join();
+        CHECK(sum.sum().value == 499'500L * threads);
+    }
+    struct slow {
+        long value = 0;
+        void add(slow const& other) noexcept
+        {
+            if (other.value == 1) // the other thread adds meanwhile, with the same hint
+                while (!second_has_added().load())
+                    std::this_thread::yield();
+            value += other.value;
+        }
+        static std::atomic<bool>& second_has_added()
+        {
+            static std::atomic<bool> has{false};
+            return has;
+        }
+    };
+    detail::striped_total<slow> sum;
+    std::thread first([&] { sum.add(3, {1}); });
+    std::thread second([&] {
+        sum.add(3, {2});
+        slow::second_has_added() = true;
+    });
+    first.join();
+    second.join();
+    CHECK(sum.sum().value == 3);
 }
 
 TEST_CASE("every element is worked on once, by as many threads as were asked for; homes are where work begins")

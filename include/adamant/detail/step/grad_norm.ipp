@@ -3,11 +3,11 @@
 #pragma once
 
 #include <algorithm>
-#include <mutex>
 
 #include <adamant/error.hpp>
 #include <adamant/formats.hpp>
 #include <adamant/step.hpp>
+#include <adamant/detail/exec/striped_total.hpp>
 #include <adamant/detail/numerics/float_mode.hpp>
 
 ADAMANT_BEGIN_NAMESPACE
@@ -19,21 +19,22 @@ inline void add_squares_of_blocks(executor const& cpu, void const* grad, std::si
 {
     if (grad == nullptr && n > 0)
         throw_invalid_argument({"cannot sum the squares of ", counted(n, "element"), ": grad is null."});
-    squares_total sum;
-    std::mutex mutex;
-    auto const add_slice = [&](slice part) {
-        // A slice sums the blocks that begin in it.
+    // The squares of the blocks that begin in a slice.
+    auto const squares_of = [&](slice part) {
         constexpr std::size_t mask = norm_block_elems - 1;
         float_mode_scope const mode(subnormals::flushed); // set once for all blocks
-        squares_total slice_sum;
+        squares_total sum;
         for (std::size_t i = (part.begin + mask) & ~mask; i < part.end; i += norm_block_elems)
-            slice_sum.add(run(static_cast<std::byte const*>(grad) + i * elem_bytes, std::min(norm_block_elems, n - i)));
-        std::lock_guard const lock(mutex);
-        sum.add(slice_sum);
+            sum.add(run(static_cast<std::byte const*>(grad) + i * elem_bytes, std::min(norm_block_elems, n - i)));
+        return sum;
     };
-    // A core reads about twice as many bytes in the same time as a step reads and writes.
-    cpu.for_each_slice(n, add_slice, elem_bytes / 2);
-    total.add(sum);
+    // Two threads that only read gain less than two that step: they are worth it from twice as many bytes on.
+    if (cpu.works_itself(n, elem_bytes / 2))
+        return total.add(squares_of({0, n}));
+    striped_total<squares_total> sum;
+    cpu.for_each_slice(
+        n, [&](slice part) { sum.add(part.begin / norm_block_elems, squares_of(part)); }, elem_bytes);
+    total.add(sum.sum());
 }
 
 } // namespace detail

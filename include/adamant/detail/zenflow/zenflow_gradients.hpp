@@ -7,7 +7,6 @@
 #include <bit>
 #include <cstddef>
 #include <cstdint>
-#include <mutex>
 #include <span>
 #include <vector>
 
@@ -15,6 +14,7 @@
 #include <adamant/zenflow.hpp>
 #include <adamant/detail/engine/decision.hpp>
 #include <adamant/detail/engine/report_fields.hpp>
+#include <adamant/detail/exec/striped_total.hpp>
 #include <adamant/detail/numerics/float_mode.hpp>
 #include <adamant/detail/numerics/squares_total.hpp>
 #include <adamant/detail/step/column_scores.hpp>
@@ -45,7 +45,7 @@ public:
             report_norm(report, false, {}, verdict);
             return verdict;
         }
-        std::mutex mutex;
+        striped_total<squares_total> squares_of_parts;
         for_each_part(model_.cpu, device_state != nullptr ? 0 : model_.blocks.size(), model_.all_elems,
                       [&](std::size_t index) {
                           zenflow_part const& p = model_.blocks[index];
@@ -56,9 +56,9 @@ public:
                           scratch_block scratch;
                           for (std::size_t b = p.begin; b < p.end; ++b)
                               part.add(model_.matrices[p.param].shard().gradient(b, false, {}, true, scratch).squares);
-                          std::lock_guard const lock(mutex);
-                          total.add(part);
+                          squares_of_parts.add(index, part);
                       });
+        total.add(squares_of_parts.sum());
         if (options_.reduce)
             total = reduced(options_, total);
         grad_squares const squares = total.rounded();
@@ -136,8 +136,7 @@ public:
     // ranks.
     [[nodiscard]] window_squares squares_of_window() const
     {
-        squares_total done, deferred;
-        std::mutex mutex;
+        striped_total<squares_total> done_parts, deferred_parts;
         for_each_part(model_.cpu, model_.blocks.size(), model_.all_elems, [&](std::size_t index) {
             zenflow_part const& p = model_.blocks[index];
             zenflow_param_state const& state = model_.params[p.param];
@@ -156,10 +155,10 @@ public:
                 else if (sums != nullptr)
                     part_deferred.add(m.squares_of_sums(b, sums, state.wanted, 0));
             }
-            std::lock_guard const lock(mutex);
-            done.add(part_done);
-            deferred.add(part_deferred);
+            done_parts.add(index, part_done);
+            deferred_parts.add(index, part_deferred);
         });
+        squares_total done = done_parts.sum(), deferred = deferred_parts.sum();
         if (options_.reduce) {
             done = reduced(options_, done);
             deferred = reduced(options_, deferred);
