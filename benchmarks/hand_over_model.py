@@ -24,7 +24,8 @@ one RMW      a member leaves by one read-modify-write, and the lines of all mail
 groups       GROUP members enter and leave a gate of their own; only the first and the last of them touch the team's
 
 Steps in cache, which take a thread CACHED_NS an element, are divided among fewer threads: as many as 16384 elements
-each allow, or as useful_threads.hpp chooses by the cost of a hand-over to two threads and to all.
+each allow, or as useful_threads.hpp chooses by the cost of a hand-over to two threads and to all. It assumes ASSUMED_NS
+an element, whatever the CPU.
 """
 import argparse
 import heapq
@@ -35,7 +36,7 @@ import between_marks
 BEGIN, END = "<!-- hand-over model -->", "<!-- end of hand-over model -->"
 STORES, GROUP, GRANULE = 10, 8, 64
 HIT_NS, POLL_NS = 2, 20
-BYTES, CACHED_NS = 28, 0.15  # of a float32 element
+BYTES, CACHED_NS, ASSUMED_NS = 28, 0.15, 0.20  # of a float32 element
 # Cores, cores of a die, cores of a socket, GB/s of the whole machine, and nanoseconds of a line within a die, across
 # dies and across sockets: assumptions, as no such machine was there.
 MACHINES = {"Grace, 72 cores": (72, 72, 72, 450, (70, 70, 70)),
@@ -174,8 +175,9 @@ def by_cost(machine, cores, n):
     """cached() with the threads and the slices of useful_threads.hpp."""
     two_ns, all_ns = (request(machine, DESIGNS[2], threads, threads, 0) for threads in (2, cores))
     each_ns = (all_ns - two_ns) / (cores - 2)
-    min_slice = max(MIN_CHUNK, min(MAX_MIN_SLICE, 4 * two_ns / CACHED_NS) // GRANULE * GRANULE)
-    return cached(machine, n, max(2, min(cores, int((n * CACHED_NS / each_ns) ** 0.5))), int(min_slice))
+    of_two = max(MIN_CHUNK, min(MAX_MIN_SLICE, 4 * two_ns / ASSUMED_NS) // GRANULE * GRANULE)
+    fastest = max(2, min(cores, int((n * ASSUMED_NS / each_ns) ** 0.5)))
+    return cached(machine, n, fastest if n // 2 >= of_two else 1, MIN_CHUNK)
 
 
 def percent(took, alone):

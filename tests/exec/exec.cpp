@@ -149,9 +149,9 @@ TEST_CASE("as many threads as finish a call soonest, by the cost of a hand-over"
     using std::chrono::nanoseconds;
     CHECK(detail::worthwhile_slice_elems({}) == 16384); // no team
     CHECK(detail::worthwhile_slice_elems({.two = nanoseconds(1)}) == 4096);
-    CHECK(detail::worthwhile_slice_elems({.two = nanoseconds(600)}) == 8000);
+    CHECK(detail::worthwhile_slice_elems({.two = nanoseconds(400)}) == 8000);
     CHECK(detail::worthwhile_slice_elems({.two = nanoseconds::max()}) == 16384);
-    CHECK(detail::work_time(std::size_t{1} << 20, step_elem_bytes) == nanoseconds(314572));
+    CHECK(detail::work_time(std::size_t{1} << 20, step_elem_bytes) == nanoseconds(209715));
     CHECK(detail::elems_of_equal_work(4096, step_elem_bytes) == 4096);
     CHECK(detail::elems_of_equal_work(4096, 2) == 57344);
     CHECK(detail::elems_of_equal_work(4096, 0) == 4096);

@@ -18,17 +18,25 @@ namespace detail {
 // Measuring gives up after this time: a caller with a real-time policy may keep the team from its only PU.
 inline constexpr std::chrono::milliseconds longest_hand_over(2);
 
-// Time until the first `takers` threads have started a request and finished it.
-[[gnu::noinline]] inline std::chrono::nanoseconds hand_over_time(team& threads, unsigned takers)
+// Time of one request to all threads of the team.
+[[gnu::noinline]] inline std::chrono::nanoseconds hand_over_to_all(team& threads)
+{
+    auto const begin = std::chrono::steady_clock::now();
+    threads.run([](unsigned) {});
+    return std::chrono::steady_clock::now() - begin;
+}
+
+// Time until the first two threads have started a request and finished it.
+[[gnu::noinline]] inline std::chrono::nanoseconds hand_over_to_two(team& threads)
 {
     std::atomic<unsigned> started{0};
     auto const begin = std::chrono::steady_clock::now();
-    // As many chunks as threads. A thread keeps its chunk until all have started, so each takes one.
+    // Two chunks. A thread keeps its chunk until both have started, so each takes one.
     threads.run(
-        takers,
+        2,
         [&](unsigned, std::size_t, std::size_t) {
             started.fetch_add(1, std::memory_order_acq_rel);
-            for (unsigned spins = 1; started.load(std::memory_order_acquire) < takers; ++spins) {
+            for (unsigned spins = 1; started.load(std::memory_order_acquire) < 2; ++spins) {
                 if (spins % 64 != 0) {
                     relax();
                     continue;
@@ -38,18 +46,18 @@ inline constexpr std::chrono::milliseconds longest_hand_over(2);
                 sched_yield();
             }
         },
-        takers);
+        2);
     return std::chrono::steady_clock::now() - begin;
 }
 
 // The shortest of a few times, because everything else that the machine does makes them longer.
-inline std::chrono::nanoseconds shortest_hand_over(team& threads, unsigned takers)
+inline std::chrono::nanoseconds shortest_hand_over(team& threads, std::chrono::nanoseconds (*hand_over)(team&))
 {
     constexpr int most_requests = 5; // fewer on a busy machine
     auto shortest = std::chrono::nanoseconds::max();
     std::chrono::nanoseconds total{0};
     for (int i = 0; i < most_requests && total < longest_hand_over; ++i) {
-        std::chrono::nanoseconds const time = hand_over_time(threads, takers);
+        std::chrono::nanoseconds const time = hand_over(threads);
         shortest = std::min(shortest, time);
         total += time;
     }
@@ -61,10 +69,11 @@ inline hand_over_cost measure_hand_over(team& threads)
     unsigned const size = threads.size();
     if (size < 2)
         return {};
-    std::chrono::nanoseconds const two = shortest_hand_over(threads, 2);
+    std::chrono::nanoseconds const two = shortest_hand_over(threads, hand_over_to_two);
     if (size == 2)
         return {two, {}};
-    std::chrono::nanoseconds const all = std::max(two, shortest_hand_over(threads, size));
+    // No barrier here: a counter that all threads raise would take as long as the request.
+    std::chrono::nanoseconds const all = std::max(two, shortest_hand_over(threads, hand_over_to_all));
     return {two, (all - two) / (size - 2)};
 }
 
