@@ -33,9 +33,9 @@ void tracked_step(benchmark::State& state, executor const& cpu, std::size_t n)
     arrays const a(Shard::dtypes, n);
     fill<Shard>(cpu, a, n, content::ordinary);
     Shard const shard = shard_of<Shard>(a, 0, n);
-    std::vector<std::uint64_t> bits(adamant::changed_words(n));
+    adamant::buffer<std::uint64_t> bits(adamant::changed_words(n)); // huge pages, as the arrays
     adamant::any_shard const plain = shard;
-    adamant::any_shard const tracked = plain.track(bits);
+    adamant::any_shard const tracked = plain.track({bits.data(), bits.size()});
     adamant::coefficients const c = adamw();
     std::vector<contender> contenders;
     contenders.push_back({part_in_race::subject, "tracked", "", [&] { adamant::step(cpu, tracked, c); }});
