@@ -45,20 +45,7 @@ ADAMANT_SIMD void store_carefully(std::byte* address, simd::f32 x, std::size_t c
     store_first<T, Whole>(address, x, count);
 }
 
-// The types of the arrays of a shard.
-struct array_types {
-    dtype param, grad, exp_avg, exp_avg_sq, weight_out;
-};
-template <class Param, class Grad, class ExpAvg, class ExpAvgSq, class WeightOut>
-inline constexpr array_types types_of = {dtype_of<Param>, dtype_of<Grad>, dtype_of<ExpAvg>, dtype_of<ExpAvgSq>,
-                                         dtype_of<WeightOut>};
-
-// Elements per conversion to floats.
-inline constexpr std::size_t careful_elems = 64;
 static_assert(careful_elems % simd::lanes == 0);
-struct careful_buffer {
-    alignas(64) std::byte floats[careful_elems * sizeof(float)];
-};
 
 // Converts n elements, at most careful_elems, to floats. Fills the last vector up with zeros.
 template <class T>
@@ -147,37 +134,6 @@ ADAMANT_SIMD void split_few(careful_buffer const& source, step_pointers const& a
     }
 }
 
-// The bits of n elements, at most careful_elems, whose published weight differs between two buffers: of float params,
-// or of 16-bit weights. Fills the buffers up. See detail/kernels/changes.inl.
-inline std::uint64_t few_changes(array_types const& types, std::byte* before, std::byte* after, std::size_t n) noexcept;
-// Copies n float params, or published weights of 16 bits.
-ADAMANT_SIMD void copy_published(step_pointers const& a, array_types const& types, std::size_t begin, std::size_t n,
-                                 careful_buffer& target)
-{
-    if (types.param == dtype::float32)
-        copy_few(target.floats, a.param + begin * sizeof(float), n * sizeof(float));
-    else
-        copy_few(target.floats,
-                 (types.param == dtype::split_float32 ? a.weight_out : a.param) + begin * sizeof(std::uint16_t),
-                 n * sizeof(std::uint16_t));
-}
-
-// Copies the state of n elements, see state_copies.
-ADAMANT_SIMD void copy_few_of(dtype type, std::byte* copies, std::byte const* array, std::size_t begin, std::size_t n)
-{
-    std::size_t const bytes = size_bytes(type);
-    copy_few(copies + begin * bytes, array + begin * bytes, n * bytes);
-}
-[[gnu::noinline]] inline void copy_few_states(step_pointers const& a, array_types const& types, std::size_t begin,
-                                              std::size_t n) noexcept
-{
-    copy_few_of(types.param, a.copies->param, a.param, begin, n);
-    copy_few_of(types.exp_avg, a.copies->exp_avg, a.exp_avg, begin, n);
-    copy_few_of(types.exp_avg_sq, a.copies->exp_avg_sq, a.exp_avg_sq, begin, n);
-    if (types.param == dtype::split_float32)
-        copy_few_of(types.weight_out, a.copies->weight_out, a.weight_out, begin, n);
-}
-
 // Steps elements [begin, end), and flushes explicitly after each operation. Returns the number of gradients that are
 // not finite.
 [[gnu::noinline]] inline std::uint64_t careful_step(step_pointers const& a, array_types const& types, std::size_t begin,
@@ -222,7 +178,7 @@ ADAMANT_SIMD void copy_few_of(dtype type, std::byte* copies, std::byte const* ar
             narrow_few(types.weight_out, param, a.weight_out, begin, n);
         if (a.changed != nullptr) {
             copy_published(a, types, begin, n, grad);
-            set_changed(a.changed, begin, few_changes(types, published.floats, grad.floats, n), n);
+            set_changed(a.changed, begin, generic::few_changes(types, published.floats, grad.floats, n), n);
         }
     }
     return nonfinite;

@@ -84,20 +84,6 @@ ADAMANT_SIMD void mark_all_changes(std::byte const* before, std::byte const* aft
         *changed |= word;
 }
 
-inline std::uint64_t few_changes(array_types const& types, std::byte* before, std::byte* after, std::size_t n) noexcept
-{
-    std::size_t const size = types.param == dtype::float32 ? sizeof(float) : sizeof(std::uint16_t);
-    __builtin_memset(before + n * size, 0, (changed_word_elems - n) * size);
-    __builtin_memset(after + n * size, 0, (changed_word_elems - n) * size);
-    if (types.param != dtype::float32)
-        return word_of_changes<std::uint16_t>(before, after, false);
-    switch (types.weight_out) {
-    case dtype::bfloat16: return word_of_changes<bfloat16>(before, after, false);
-    case dtype::float16: return word_of_changes<float16>(before, after, false);
-    default: return word_of_changes<std::uint32_t>(before, after, false);
-    }
-}
-
 // See mark_changes_function.
 template <class T>
 void mark_changes(std::byte const* before, std::byte const* after, std::size_t n, std::uint64_t* changed) noexcept

@@ -18,6 +18,7 @@
 
 #include <adamant/detail/core/requirements.hpp>
 #include <adamant/detail/kernels/copy_few.hpp>
+#include <adamant/detail/kernels/few_elements.hpp>
 #include <adamant/detail/kernels/generic.hpp>
 #include <adamant/detail/kernels/guard.hpp>
 #include <adamant/detail/kernels/quantized_step.hpp>
@@ -50,6 +51,7 @@ using adamant::generic::simd;
 //
 #include <adamant/detail/kernels/changes.inl>
 #include <adamant/detail/kernels/collect_changes.inl>
+#include <adamant/detail/kernels/few_changes.inl>
 // On x86-64 the generic tier takes the other kernels from the reference implementation, and its records are copies.
 #if !defined(__x86_64__)
 #include <adamant/detail/kernels/column_scores.inl>
