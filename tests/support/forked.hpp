@@ -24,6 +24,20 @@
 
 namespace test {
 
+// Whether a forked child may start threads. ThreadSanitizer's runtime fails to start one in some of ten runs, if many
+// threads have lived in the parent.
+#if defined(__SANITIZE_THREAD__)
+inline constexpr bool child_may_start_threads = false;
+#elif defined(__has_feature)
+#if __has_feature(thread_sanitizer)
+inline constexpr bool child_may_start_threads = false;
+#else
+inline constexpr bool child_may_start_threads = true;
+#endif
+#else
+inline constexpr bool child_may_start_threads = true;
+#endif
+
 // Exit status of work done in a forked process: what it returns, 98 for an exception, above 1000 where a signal ended
 // it. One that hangs is ended by SIGALRM.
 template <class Work>
