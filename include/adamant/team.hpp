@@ -112,7 +112,7 @@ private:
     friend team;
     using start_function = void (*)(detail::team_state&, team_request&);
     submission(std::shared_ptr<detail::team_state> state, Task task, std::size_t work_chunks, unsigned takers,
-               start_function start, bool late_threads_join = true)
+               start_function start, bool waits_for_late_threads = true)
         : state_(std::move(state)), task_(std::forward<Task>(task))
     {
         run = [](team_request& self, unsigned member, [[maybe_unused]] std::size_t begin,
@@ -125,7 +125,7 @@ private:
         };
         chunks = work_chunks;
         chunk_takers = takers;
-        waits_for_late = late_threads_join && takers == 0;
+        waits_for_late = waits_for_late_threads && takers == 0;
         start(*state_, *this);
     }
 

@@ -200,7 +200,7 @@ TEST_CASE("as many threads as finish a call soonest, by the cost of a hand-over"
 #endif
 }
 
-TEST_CASE("striped_total: nothing is lost, and nobody waits for a thread that is adding")
+TEST_CASE("striped_total: the sum is exact, and add() does not wait for another thread in add()")
 {
     struct total {
         long value = 0;

@@ -209,7 +209,8 @@ TEST_CASE("request_gate: members enter only an open gate of their request, and t
     }
 }
 
-TEST_CASE("random requests from several threads: every member and every chunk is called once, or no late member")
+TEST_CASE(
+    "random requests from several threads: every member and every chunk is called once, late members at most once")
 {
     test::random_bits random(GENERATE(1u, 2u, 3u));
     for (unsigned const size : {1u, 2u, 3u, 16u}) {

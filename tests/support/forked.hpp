@@ -21,19 +21,20 @@
 #define ADAMANT_SANITIZED
 #endif
 #endif
+#if defined(__SANITIZE_THREAD__)
+#define ADAMANT_THREAD_SANITIZED
+#elif defined(__has_feature)
+#if __has_feature(thread_sanitizer)
+#define ADAMANT_THREAD_SANITIZED
+#endif
+#endif
 
 namespace test {
 
 // Whether a forked child may start threads. ThreadSanitizer's runtime fails to start one in some of ten runs, if many
 // threads have lived in the parent.
-#if defined(__SANITIZE_THREAD__)
+#if defined(ADAMANT_THREAD_SANITIZED)
 inline constexpr bool child_may_start_threads = false;
-#elif defined(__has_feature)
-#if __has_feature(thread_sanitizer)
-inline constexpr bool child_may_start_threads = false;
-#else
-inline constexpr bool child_may_start_threads = true;
-#endif
 #else
 inline constexpr bool child_may_start_threads = true;
 #endif

@@ -29,7 +29,7 @@ struct careful_buffer {
 
 namespace generic {
 // The bits of n elements, at most careful_elems, whose published weight differs between two buffers: of float params,
-// or of 16-bit weights. Fills the buffers up. See detail/kernels/changes.inl.
+// or of 16-bit weights. Fills the buffers up. See detail/kernels/few_changes.inl.
 inline std::uint64_t few_changes(array_types const& types, std::byte* before, std::byte* after, std::size_t n) noexcept;
 } // namespace generic
 

@@ -155,7 +155,7 @@ ADAMANT_SIMD void set_group_changed(std::uint64_t* changed, std::size_t i, std::
         std::conditional_t<Count == 32, std::uint32_t, std::conditional_t<Count == 16, std::uint16_t, std::uint8_t>>;
     if (Count == 8 * sizeof(part) && i % Count == 0) [[likely]] {
         std::byte* const address = reinterpret_cast<std::byte*>(changed) + i / 8; // words are little-endian
-        __builtin_prefetch(address + 256, 1); // the hardware follows too few streams for the split formats
+        __builtin_prefetch(address + 256, 1); // else split formats, which have most arrays, wait
         part word;
         __builtin_memcpy(&word, address, sizeof word);
         word = static_cast<part>(word | bits);
