@@ -2,10 +2,15 @@
 // Calls in random order, right and wrong ones, with and without a device that fails: optimizers with and without
 // deferred gradients must both behave as one model of a step says.
 #include <algorithm>
+#include <atomic>
 #include <limits>
 #include <memory>
 #include <string>
+#include <thread>
 #include <vector>
+
+#include <adamant/changes.hpp>
+#include <adamant/step.hpp>
 
 #include "both_optimizers.hpp"
 #include "catch.hpp"
@@ -302,6 +307,31 @@ void walk_all(std::uint64_t first, std::uint64_t end)
     CHECK(skipped > end - first);
 }
 
+// Occupies a team for as long as it lives, or until another request waits for the team.
+class occupied_team {
+public:
+    explicit occupied_team(team& all) : request_(all.submit(task{all, ends_, is_needed_})) {}
+    ~occupied_team() { ends_ = true; }
+    [[nodiscard]] bool is_needed() const { return is_needed_; }
+
+private:
+    struct task {
+        team const& all;
+        std::atomic<bool> const& ends;
+        std::atomic<bool>& is_needed;
+        void operator()(unsigned) const
+        {
+            while (!ends && !is_needed) {
+                if (all.others_wait())
+                    is_needed = true;
+                std::this_thread::yield();
+            }
+        }
+    };
+    std::atomic<bool> ends_{false}, is_needed_{false};
+    submission<task> request_;
+};
+
 } // namespace
 
 TEST_CASE("calls in any order go by one model of a step: the optimizer", "[both]")
@@ -318,4 +348,44 @@ TEST_CASE("calls in any order go by one model of a step, many of them", "[slow][
 {
     walk_all<plain_subject>(100, 160);
     walk_all<zenflow_subject>(100, 160);
+}
+
+// Otherwise a larger team would make these calls slower.
+TEMPLATE_TEST_CASE("calls over few elements do not use the team", "[both]", plain_subject, zenflow_subject)
+{
+    test::random_bits random(7);
+    std::vector<param_arrays> arrays;
+    for (std::size_t const rows : {1, 5, 60})
+        for (std::size_t const columns : {0, 4, 16})
+            arrays.emplace_back(rows, columns, random);
+    subject_options options;
+    options.step.max_norm = 0.5;
+    options.zenflow = {.topk_ratio = 0.25, .select_interval = 3, .update_interval = 2};
+    options.threads = 2;
+    TestType subject(arrays, options);
+    subject.by.prepare();
+    auto const occupied = std::make_unique<occupied_team>(*executor_of(2).team());
+    for (int step = 0; step < 12; ++step) {
+        INFO("step " << step);
+        for (param_arrays& each : arrays)
+            for (float& g : each.grad)
+                g = test::with_exponent(random(), -6, 0);
+        if (step % 2 == 0) {
+            subject.by.step();
+        } else {
+            subject.by.begin_step();
+            for (std::size_t i = 0; i < arrays.size(); ++i)
+                subject.by.submit(shard_id(i));
+            subject.by.finish();
+        }
+        REQUIRE_FALSE(occupied->is_needed());
+    }
+    (void)subject.by.state();
+    param_arrays& last = arrays.back();
+    std::vector<std::uint64_t> bits(changed_words(last.param.size()), 1);
+    std::vector<std::uint32_t> indices(last.param.size());
+    (void)sum_of_squares(executor_of(2), last.grad);
+    (void)changed_weights(executor_of(2), {bits, last.param.size(), last.param.data(), dtype::float32}, indices,
+                          nullptr, {});
+    REQUIRE_FALSE(occupied->is_needed());
 }

@@ -15,6 +15,7 @@
 #include <adamant/detail/engine/block_table.hpp>
 #include <adamant/detail/engine/registry.hpp>
 #include <adamant/detail/engine/step_plan.hpp>
+#include <adamant/detail/exec/background_team.hpp>
 #include <adamant/detail/numerics/float_mode.hpp>
 #include <adamant/detail/numerics/squares_total.hpp>
 
@@ -177,11 +178,7 @@ public:
         cpu_.team()->run((end - begin + pieces_at_once_ - 1) / pieces_at_once_, do_chunks,
                          cpu_.chunks(elements_).threads);
     }
-    // Whether a step costs about as little as handing it over. Without a team a large model gets a thread of its own.
-    [[nodiscard]] bool is_small() const noexcept
-    {
-        return cpu_.team() == nullptr ? elements_ < 2 * max_min_slice_elems : cpu_.works_itself(elements_);
-    }
+    [[nodiscard]] bool is_small() const noexcept { return is_faster_without_hand_over(cpu_, elements_); }
     // The share of the executor's threads that run_all() uses to step.
     [[nodiscard]] double share_of_threads() const noexcept
     {

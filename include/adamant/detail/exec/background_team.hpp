@@ -2,13 +2,22 @@
 // The team that works beside the caller: an executor's, or one thread that is created on demand.
 #pragma once
 
+#include <cstddef>
 #include <memory>
 #include <utility>
 
+#include <adamant/executor.hpp>
 #include <adamant/team.hpp>
 
 ADAMANT_BEGIN_NAMESPACE
 namespace detail {
+
+// Whether the caller updates this number of elements in about the time that it takes to hand them to a thread. Without
+// a team, background work over more elements gets a thread of its own.
+[[nodiscard]] inline bool is_faster_without_hand_over(executor const& cpu, std::size_t elems) noexcept
+{
+    return cpu.team() == nullptr ? elems < 2 * max_min_slice_elems : cpu.works_itself(elems);
+}
 
 class background_team {
 public:

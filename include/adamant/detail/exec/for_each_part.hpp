@@ -9,8 +9,8 @@
 ADAMANT_BEGIN_NAMESPACE
 namespace detail {
 
-// Calls work(i) once for each i below count, in any order, on the executor's threads. If all parts together have few
-// elements (`elems`), the calling thread does the work. Throws what work and team::submit() throw.
+// Calls work(i) once for each i below count, in any order, on as many of the executor's threads as a step of `elems`
+// elements uses; in the calling thread if these are few. Throws what work and team::submit() throw.
 template <class Work>
 void for_each_part(executor const& cpu, std::size_t count, std::size_t elems, Work const& work)
 {
@@ -21,7 +21,9 @@ void for_each_part(executor const& cpu, std::size_t count, std::size_t elems, Wo
     if (count < 2 || cpu.works_itself(elems))
         run_range(0, count);
     else
-        cpu.team()->run(count, [&](unsigned, std::size_t begin, std::size_t end) { run_range(begin, end); });
+        cpu.team()->run(
+            count, [&](unsigned, std::size_t begin, std::size_t end) { run_range(begin, end); },
+            cpu.chunks(elems).threads);
 }
 
 } // namespace detail

@@ -24,17 +24,24 @@ namespace detail {
 template <class Tile>
 class tiled_work {
 public:
-    // Replaces the tiles. Requires is_done().
-    void begin(std::vector<Tile> tiles) noexcept
+    // Replaces the tiles, which have `elems` elements together. Requires is_done().
+    void begin(std::vector<Tile> tiles, std::size_t elems) noexcept
     {
         std::lock_guard const lock(mutex_);
         tiles_ = std::move(tiles);
+        elems_ = elems;
         next_ = 0;
     }
     [[nodiscard]] std::size_t size() const noexcept
     {
         std::lock_guard const lock(mutex_);
         return tiles_.size();
+    }
+    // Elements of all tiles.
+    [[nodiscard]] std::size_t elems() const noexcept
+    {
+        std::lock_guard const lock(mutex_);
+        return elems_;
     }
     [[nodiscard]] bool is_done() const noexcept
     {
@@ -75,6 +82,7 @@ private:
 
     mutable std::mutex mutex_; // held far shorter than a tile's work takes
     std::vector<Tile> tiles_;
+    std::size_t elems_ = 0;
     std::size_t next_ = 0;
     std::size_t running_ = 0;
     std::chrono::steady_clock::duration busy_{};
@@ -110,35 +118,35 @@ public:
     void prepare(std::vector<zenflow_matrix> const& matrices)
     {
         std::vector<tile> tiles;
+        std::size_t elems = 0;
         std::vector<std::atomic<std::size_t>> left(matrices.size());
         for (std::size_t m = 0; m < matrices.size(); ++m) {
             for (std::size_t strip = 0; strip < matrices[m].strips() && parts[m].sums != nullptr; ++strip)
                 for (std::size_t part = 0; part < matrices[m].strip_parts(); ++part)
                     tiles.push_back({m, strip, part});
+            elems += parts[m].sums == nullptr ? 0 : matrices[m].size();
             left[m] = parts[m].sums == nullptr ? 0 : matrices[m].strips() * matrices[m].strip_parts();
         }
         tiles_ = std::move(tiles);
+        elems_ = elems;
         tiles_left_ = std::move(left);
     }
     // Activates the update and starts its tiles.
     void begin() noexcept
     {
-        work_.begin(std::move(tiles_));
+        work_.begin(std::move(tiles_), elems_);
         is_active_ = true;
     }
     // Activates an update whose tiles are done already: only its weights are unpublished.
     void begin_done() noexcept
     {
-        work_.begin({});
+        work_.begin({}, 0);
         is_active_ = true;
     }
     void forget() noexcept { is_active_ = false; }
     [[nodiscard]] double take_busy_s() noexcept { return work_.take_busy_s(); }
     [[nodiscard]] std::size_t tiles() const noexcept { return work_.size(); }
-    [[nodiscard]] static constexpr std::size_t tile_elems() noexcept
-    {
-        return zenflow_matrix::strip_columns * zenflow_matrix::strip_rows;
-    }
+    [[nodiscard]] std::size_t elems() const noexcept { return work_.elems(); }
     // Runs one tile, and calls matrix_done(matrix) after the last one of a matrix. Returns false if no tile is left.
     template <class MatrixDone>
     bool do_next(std::vector<zenflow_matrix> const& matrices, kernel::memory_access access,
@@ -158,8 +166,7 @@ public:
         if (parts[matrix].sums == nullptr)
             return;
         std::size_t const parts_of_strip = m.strip_parts();
-        std::size_t const count = m.strips() * parts_of_strip;
-        for_each_part(cpu, count, count * tile_elems(), [&](std::size_t i) {
+        for_each_part(cpu, m.strips() * parts_of_strip, m.size(), [&](std::size_t i) {
             do_tile(matrices, {matrix, i / parts_of_strip, i % parts_of_strip}, columns, access);
         });
     }
@@ -177,6 +184,7 @@ private:
     }
 
     std::vector<tile> tiles_; // prepared for begin()
+    std::size_t elems_ = 0;   // of tiles_
     tiled_work<tile> work_;
     std::vector<std::atomic<std::size_t>> tiles_left_; // for each matrix: tiles not done yet
     bool is_active_ = false;

@@ -159,7 +159,13 @@ public:
         download_rest();
     }
     [[nodiscard]] double take_busy_s_of_sums() noexcept { return sums_.take_busy_s(); }
-    void begin_sums(std::vector<sum_tile> tiles) noexcept { sums_.begin(std::move(tiles)); }
+    void begin_sums(std::vector<sum_tile> tiles) noexcept
+    {
+        std::size_t elems = 0;
+        for (sum_tile const& t : tiles)
+            elems += (t.end - t.begin) * t.matrix->columns();
+        sums_.begin(std::move(tiles), elems);
+    }
 
     // ---- Deferred updates
 
@@ -174,16 +180,21 @@ public:
         nothing_is_staged();
         current_->begin();
     }
-    // Starts background work on the sums, and then, unless only_sums, on the deferred update. Returns immediately. If
-    // memory is short, nothing starts, and finish_sums() and settle() do the work.
+    // Starts background work on the sums, and then, unless only_sums, on the deferred update. Returns immediately.
+    // Nothing starts if memory is short, or if the work takes about as little time as starting it; finish_sums() and
+    // settle() then do it. On a device it always starts, because the next gradients are downloaded after the sums.
     void resume(bool only_sums) noexcept
     {
         bool const updates = !only_sums && !publishing_is_due_ && current_->is_active() && !current_->is_done();
         if (sums_.is_done() && !updates)
             return;
+        std::size_t const elems = (sums_.is_done() ? 0 : sums_.elems()) + (updates ? current_->elems() : 0);
+        if (device_state_ == nullptr && is_faster_without_hand_over(model_.cpu, elems))
+            return;
+        unsigned const threads = model_.cpu.chunks(elems).threads;
         try {
             // The previous drain, which may have less work, leaves as soon as it sees that this one waits.
-            drain_.reset(new submission<drain>(team_->submit(drain{this, updates})));
+            drain_.reset(new submission<drain>(team_->submit(threads, drain{this, updates}, threads)));
         } catch (std::bad_alloc const&) {
         }
     }
@@ -195,7 +206,7 @@ public:
             return;
         rest();
         if (!current_->is_done())
-            for_each_part(model_.cpu, current_->tiles(), current_->tiles() * deferred_update::tile_elems(),
+            for_each_part(model_.cpu, current_->tiles(), current_->elems(),
                           [&](std::size_t) { (void)do_next_of_update(); });
     }
     // Forgets the current deferred update, and all weights to publish.
@@ -264,7 +275,7 @@ private:
     struct drain {
         zenflow_background* owner;
         bool updates; // also runs the deferred update
-        void operator()(unsigned) const noexcept
+        void operator()(unsigned, std::size_t, std::size_t) const noexcept
         {
             while (!owner->team_->others_wait()) {
                 if (owner->sums_.do_next(accumulate)) {
@@ -297,8 +308,7 @@ private:
         if (sums_.is_done())
             return;
         rest();
-        for_each_part(model_.cpu, sums_.size(), sums_.size() * 65536,
-                      [&](std::size_t) { (void)sums_.do_next(accumulate); });
+        for_each_part(model_.cpu, sums_.size(), sums_.elems(), [&](std::size_t) { (void)sums_.do_next(accumulate); });
         try_download_rest();
     }
     [[nodiscard]] bool is_working() const noexcept { return drain_ != nullptr && !drain_->done(); }
