@@ -91,7 +91,7 @@ void check_all(test::random_bits& random)
                     kernel::step_pointers at = of_floats.pointers();
                     at.grad = floats.data();
                     kernel::memory_access how(n > 1000);
-                    how.grad_is_float = true;
+                    how.grad = dtype::float32;
                     std::vector<std::byte> other(memory.size());
                     std::byte* const again = other.data() + (64 - reinterpret_cast<std::uintptr_t>(other.data()) % 64);
                     recorded(at, n, c, how, again);

@@ -237,13 +237,13 @@ private:
     }
 };
 
-// The paths with a record. The same two loops serve gradients of type Grad and of floats.
+// The paths with a record. The loops for gradients of 16 bits serve gradients of floats, too.
 template <class Grad, class WeightOut>
 constexpr paths_of_types<record_writer> recorded_paths(bool grad_is_float)
 {
-    using either = or_float_unless_it_is<Grad>;
-    return {ordinary_step<float, either, float, float, WeightOut, record_writer>,
-            fast_step<path::lenient, native_bfloat16::either, float, either, float, float, WeightOut, record_writer>,
+    using loaded = any_grad_unless_float<Grad>;
+    return {ordinary_step<float, loaded, float, float, WeightOut, record_writer>,
+            fast_step<path::lenient, native_bfloat16::either, float, loaded, float, float, WeightOut, record_writer>,
             grad_is_float ? step_rest<float, float, float, float, WeightOut>
                           : step_rest<float, Grad, float, float, WeightOut>,
             grad_is_float ? types_of<float, float, float, float, WeightOut>
@@ -264,9 +264,11 @@ std::byte* recorded_step(step_pointers const& a, std::size_t n, coefficients con
         access.stream = false;
     else
         access.stream = access.stream && reinterpret_cast<std::uintptr_t>(a.weight_out) % 64 == 0;
+    if (access.grad == dtype::none)
+        access.grad = dtype_of<Grad>;
     static constexpr paths_of_types<record_writer> grad_paths = recorded_paths<Grad, WeightOut>(false);
     static constexpr paths_of_types<record_writer> float_paths = recorded_paths<Grad, WeightOut>(true);
-    step_stretch(a, 0, n, {c, {}}, access, access.grad_is_float ? float_paths : grad_paths, writer);
+    step_stretch(a, 0, n, {c, {}}, access, access.grad == dtype::float32 ? float_paths : grad_paths, writer);
     if (stream)
         simd::stream_fence();
     return writer.old;

@@ -42,7 +42,7 @@ struct memory_access {
     bool stream = false;                                   // store weight_out and records past the caches
     bool native_bfloat16 = false;                          // set only by the kernels of AVX512_BF16
     std::uint32_t prefetch_bytes = default_prefetch_bytes; // prefetching past the end of an array is harmless
-    bool grad_is_float = false; // for recorded_step_function: grad holds floats, whatever the shard's type
+    dtype grad = dtype::none; // for recorded_step_function: type of grad; none: the shard's
     constexpr memory_access(bool stream_weight_out, std::uint32_t ahead_bytes = default_prefetch_bytes) noexcept
         : stream(stream_weight_out), prefetch_bytes(ahead_bytes)
     {

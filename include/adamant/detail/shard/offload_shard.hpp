@@ -255,7 +255,7 @@ private:
     {
         std::size_t const n = length(block);
         if (!records_are_copies()) {
-            access.grad_is_float = g.in_scratch;
+            access.grad = g.in_scratch ? dtype::float32 : dtype::none;
             return with_float_masters(block, g.elements, [&](kernel::step_pointers const& arrays) {
                 return kernels_->recorded(arrays, n, c, access, record);
             });
