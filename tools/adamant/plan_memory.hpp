@@ -52,10 +52,13 @@ struct plan_request {
     {
         return bytes_each(param) + bytes_each(exp_avg) + bytes_each(exp_avg_sq);
     }
+    [[nodiscard]] bool has_float_moments() const
+    {
+        return exp_avg == adamant::dtype::float32 && exp_avg_sq == adamant::dtype::float32;
+    }
     [[nodiscard]] bool has_float_state() const
     {
-        return (is_split() || param == adamant::dtype::float32) && exp_avg == adamant::dtype::float32 &&
-               exp_avg_sq == adamant::dtype::float32;
+        return (is_split() || param == adamant::dtype::float32) && has_float_moments();
     }
     // Bytes of a record that copies the state.
     [[nodiscard]] double copied_bytes() const { return adamant::state_bytes(types()); }
@@ -65,8 +68,12 @@ struct plan_request {
     [[nodiscard]] adamant::dtype weight() const { return weight_out == adamant::dtype::none ? param : weight_out; }
     // Bytes that a step reads and writes for an element, without records.
     [[nodiscard]] double step_bytes() const { return adamant::step_bytes(types()); }
-    // Bytes of the record that a speculative step writes for an element: slightly more than 16 bits for float state.
-    [[nodiscard]] double record_bytes() const { return has_float_state() ? 2.1 : copied_bytes(); }
+    // Bytes of the record that a speculative step writes for an element: slightly more than 16 bits for float moments
+    // and masters, and a copy of 16-bit params.
+    [[nodiscard]] double record_bytes() const
+    {
+        return !has_float_moments() ? copied_bytes() : has_float_state() ? 2.1 : 2.1 + bytes_each(param);
+    }
     // The share of the CPU's elements whose records fit in the journal.
     [[nodiscard]] double speculative_share() const { return std::min(1.0, journal_bytes() / record_bytes()); }
     // The time of records as a share of the time of a step. Measurements range from a tenth to four tenths.

@@ -40,19 +40,22 @@ namespace detail {
 {
     return records + records / 8 + 16 * std::size_t{threads} * longest_record(shard_registry);
 }
-// Bytes of the longest records of a range of blocks.
-[[nodiscard]] inline std::size_t longest_records(offload_shard const& s, block_range const& range) noexcept
+// Bytes of the records of a range of blocks. record_bytes: of a record of n elements.
+template <class Bytes>
+[[nodiscard]] std::size_t records_of(offload_shard const& s, block_range const& range,
+                                     Bytes const& record_bytes) noexcept
 {
-    return (range.blocks() - 1) * s.record_bytes_at_most(s.length(range.begin)) +
-           s.record_bytes_at_most(s.length(range.end - 1));
+    return (range.blocks() - 1) * record_bytes(s.length(range.begin)) + record_bytes(s.length(range.end - 1));
 }
 // Journal bytes that suffice for any step over the given ranges.
 [[nodiscard]] inline std::size_t longest_journal(registry const& shard_registry,
                                                  std::vector<block_range> const& cpu_ranges, unsigned threads) noexcept
 {
     std::size_t bytes = 0;
-    for (block_range const& range : cpu_ranges)
-        bytes += longest_records(shard_registry[range.shard].shard, range);
+    for (block_range const& range : cpu_ranges) {
+        offload_shard const& s = shard_registry[range.shard].shard;
+        bytes += records_of(s, range, [&](std::size_t n) { return s.record_bytes_at_most(n); });
+    }
     return journal_bytes_for(bytes, shard_registry, threads);
 }
 // Journal bytes that suffice for steps over ordinary data.
@@ -62,11 +65,7 @@ namespace detail {
     std::size_t bytes = 0;
     for (block_range const& range : cpu_ranges) {
         offload_shard const& s = shard_registry[range.shard].shard;
-        std::size_t const n = range.elements(s.size());
-        // Codes take 2 bytes an element, and old values about one more. In small shards, the elements after the last
-        // whole group and the alignment of records add most.
-        std::size_t const codes = s.changes_bytes(n) + 3 * n + 512 + 64 * range.blocks();
-        bytes += s.records_are_copies() ? longest_records(s, range) : std::min(codes, longest_records(s, range));
+        bytes += records_of(s, range, [&](std::size_t n) { return s.usual_record_bytes(n); });
     }
     return std::min(longest_journal(shard_registry, cpu_ranges, threads),
                     journal_bytes_for(bytes, shard_registry, threads));

@@ -19,7 +19,8 @@ struct block_kernels {
     rollback_function rollback_scratch;
     join_function join; // for split masters, because recorded and rollback_scratch take floats; else null
     split_function split;
-    add_gradients_function to_scratch; // grad -> float
+    add_gradients_function widen_params; // 16-bit params -> float, for rollback_scratch; else null
+    add_gradients_function to_scratch;   // grad -> float
     clamp_gradient_function clamp_gradient;
     round_weights_function round_weights; // null without weight_out, and if weight_out is state
 };

@@ -247,10 +247,10 @@ template <class Grad>
 }
 
 // Null on the scalar tier, whose records are copies. WeightOut may be void.
-template <class Grad, class WeightOut>
+template <class Param, class Grad, class WeightOut>
 [[nodiscard]] recorded_step_function recorded_step_for(isa tier) noexcept
 {
-    ADAMANT_FOR_FAST_TIER(tier, nullptr, recorded_step<Grad, WeightOut>);
+    ADAMANT_FOR_FAST_TIER(tier, nullptr, recorded_step<Param, Grad, WeightOut>);
 }
 
 template <class Grad>

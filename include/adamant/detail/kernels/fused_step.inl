@@ -170,7 +170,7 @@ ADAMANT_SIMD bool start_group(step_pointers const& a, std::size_t i, coefficient
             updates[k] = start_param<Path>(s[k], c);
     }
     recorder.template moments<Path>(a, i, c, old, g, s, group.recorded);
-    if constexpr (!records_codes<Param, ExpAvg, ExpAvgSq>())
+    if constexpr (!records_codes<Param, ExpAvg, ExpAvgSq>() && std::is_same_v<Recorder, no_recorder>)
         if (a.copies != nullptr) [[unlikely]]
             copy_state<Param, ExpAvg, ExpAvgSq, Vectors>(a, i);
     constexpr bool is_ordinary = Path == path::ordinary;

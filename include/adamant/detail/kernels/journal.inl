@@ -8,12 +8,14 @@
 // the inverse, only on the step and the rollback computing it identically. Both therefore use the functions below, in
 // the same mode, on paths whose values are finite, and no sum in them can be contracted.
 //
-// A record of n elements has three parts:
+// A record of n elements has four parts:
+// 0. With params of 16 bits, a copy of them. Rounding them loses more than a code could hold.
 // 1. The codes of the whole groups, 16 bits per element. Within a group their order is that of simd::store_halves().
-// 2. The old params, exp_avg and exp_avg_sq of the remaining elements, less than a group, as three arrays of floats.
+// 2. The old params (unless copied), exp_avg and exp_avg_sq of the remaining elements, less than a group, as arrays of
+//    floats.
 // 3. The old values of the units that need them, in the order of the elements. A unit is record_unit elements. The code
 //    of its first element tells which values follow: the params if its lowest field is all ones, then exp_avg and
-//    exp_avg_sq if its highest field is all ones.
+//    exp_avg_sq if its highest field is all ones. The field of a copied param is 0.
 // Units have the same length on every instruction set, whatever the length of its groups, so an element that needs old
 // values takes the same number of bytes everywhere.
 
@@ -92,9 +94,14 @@ ADAMANT_SIMD simd::f32 restored(simd::f32 rolled_back, simd::u32 packed)
         simd::sub(simd::bits(rolled_back), simd::sub(simd::set(std::uint32_t{Field::middle}), code)));
 }
 
-// Writes a record of float params and moments.
+// Writes a record of params of type Param and float moments.
+template <class Param>
+struct recorder_of;
+template <class Param>
 struct record_writer {
-    using recorder = struct recorder;
+    using recorder = recorder_of<Param>;
+    static constexpr bool copies_params = sizeof(Param) == 2;
+    std::byte* param_copies;      // if copied
     std::byte* codes;             // codes of the shard's first group
     std::byte* old;               // end of the old values that are written
     std::byte* moment_buffers[2]; // old moments of the two groups that are under way; recorded after their params
@@ -108,8 +115,11 @@ struct record_writer {
             std::uint16_t const empty = 0;
             std::byte* const code = codes + (i - in_group) * sizeof empty + first_code(in_group / record_unit);
             __builtin_memcpy(code, &empty, sizeof empty);
-            mark(code, true, true);
-            keep_unit(a.param + i * sizeof(float));
+            mark(code, !copies_params, true);
+            if constexpr (copies_params)
+                copy_few(param_copies + i * sizeof(Param), a.param + i * sizeof(Param), record_unit * sizeof(Param));
+            else
+                keep_unit(a.param + i * sizeof(float));
             keep_unit(a.exp_avg + i * sizeof(float));
             keep_unit(a.exp_avg_sq + i * sizeof(float));
         }
@@ -117,11 +127,13 @@ struct record_writer {
     // Records the old values of the remaining elements, which are less than a group. Call this first.
     ADAMANT_SIMD void keep_rest(step_pointers const& a, std::size_t begin, std::size_t end)
     {
-        std::byte const* const arrays[] = {a.param, a.exp_avg, a.exp_avg_sq};
-        for (std::byte const* const array : arrays) {
-            copy_few(old, array + begin * sizeof(float), (end - begin) * sizeof(float));
-            old += (end - begin) * sizeof(float);
-        }
+        if constexpr (copies_params)
+            copy_few(param_copies + begin * sizeof(Param), a.param + begin * sizeof(Param),
+                     (end - begin) * sizeof(Param));
+        else
+            keep_few(a.param, begin, end);
+        keep_few(a.exp_avg, begin, end);
+        keep_few(a.exp_avg_sq, begin, end);
     }
 
 protected:
@@ -133,6 +145,11 @@ protected:
                                            (moments_are_whole ? whole_moments : 0));
         __builtin_memcpy(code, &first, sizeof first);
     }
+    ADAMANT_SIMD void keep_few(std::byte const* floats, std::size_t begin, std::size_t end)
+    {
+        copy_few(old, floats + begin * sizeof(float), (end - begin) * sizeof(float));
+        old += (end - begin) * sizeof(float);
+    }
     ADAMANT_SIMD void keep_unit(std::byte const* values)
     {
         __builtin_memcpy(old, values, record_unit * sizeof(float));
@@ -141,7 +158,11 @@ protected:
 };
 
 // Writes the record of a fast path during the step.
-struct recorder : record_writer {
+template <class Param>
+struct recorder_of : record_writer<Param> {
+    using base = record_writer<Param>;
+    using base::codes, base::copies_params, base::keep_unit, base::mark, base::moment_buffers, base::param_copies,
+        base::stream;
     struct started {
         simd::halves moments; // the fields of both moments
         unsigned misfits;     // a bit for each vector of the units whose old moments are recorded
@@ -149,8 +170,8 @@ struct recorder : record_writer {
     inverse_vectors inverse;
     field_vectors param_bounds, exp_avg_bounds, exp_avg_sq_bounds;
 
-    ADAMANT_SIMD recorder(record_writer const& writer, coefficients const& c)
-        : record_writer(writer), inverse(broadcast_inverse(c)), param_bounds(broadcast_field<param_field>()),
+    ADAMANT_SIMD recorder_of(base const& writer, coefficients const& c)
+        : base(writer), inverse(broadcast_inverse(c)), param_bounds(broadcast_field<param_field>()),
           exp_avg_bounds(broadcast_field<exp_avg_field>()), exp_avg_sq_bounds(broadcast_field<exp_avg_sq_field>())
     {
     }
@@ -185,17 +206,17 @@ struct recorder : record_writer {
         }
     }
 
-    ADAMANT_SIMD void params(step_pointers const& a, std::size_t i, started_group<recorder> const& group,
+    ADAMANT_SIMD void params(step_pointers const& a, std::size_t i, started_group<recorder_of> const& group,
                              simd::f32 const (&param)[simd::vectors])
     {
-        simd::u32 lacks[simd::vectors];
-        ADAMANT_UNROLL
-        for (std::size_t k = 0; k < simd::vectors; ++k) {
-            simd::f32 const before = simd::load<float>(a.param + (i + k * simd::lanes) * sizeof(float));
-            lacks[k] = missing(before, rollback_param(param[k], group.updates[k].quotient, inverse));
+        simd::halves p = simd::set_halves(0);
+        unsigned param_misfits = 0;
+        if constexpr (copies_params) {
+            copy_vectors<Param, simd::vectors>(param_copies, a.param, i, stream);
+        } else {
+            p = param_codes(a, i, group, param);
+            param_misfits = misfits(simd::excess(p, param_bounds.most));
         }
-        simd::halves const p = simd::plus(simd::saturated(lacks), param_bounds.middle);
-        unsigned const param_misfits = misfits(simd::excess(p, param_bounds.most));
         unsigned const moment_misfits = group.recorded.misfits;
         std::byte* const group_codes = codes + i * sizeof(std::uint16_t);
         if ((param_misfits | moment_misfits) == 0) [[likely]] {
@@ -223,6 +244,18 @@ struct recorder : record_writer {
     }
 
 private:
+    ADAMANT_SIMD simd::halves param_codes(step_pointers const& a, std::size_t i,
+                                          started_group<recorder_of> const& group,
+                                          simd::f32 const (&param)[simd::vectors]) const
+    {
+        simd::u32 lacks[simd::vectors];
+        ADAMANT_UNROLL
+        for (std::size_t k = 0; k < simd::vectors; ++k) {
+            simd::f32 const before = simd::load<float>(a.param + (i + k * simd::lanes) * sizeof(float));
+            lacks[k] = missing(before, rollback_param(param[k], group.updates[k].quotient, inverse));
+        }
+        return simd::plus(simd::saturated(lacks), param_bounds.middle);
+    }
     // A bit for each vector of the units in which a difference does not fit its field.
     ADAMANT_SIMD unsigned misfits(simd::halves excess) const
     {
@@ -238,36 +271,38 @@ private:
 };
 
 // The paths with a record. The loops for gradients of 16 bits serve gradients of floats, too.
-template <class Grad, class WeightOut>
-constexpr paths_of_types<record_writer> recorded_paths(bool grad_is_float)
+template <class Param, class Grad, class WeightOut>
+constexpr paths_of_types<record_writer<Param>> recorded_paths(bool grad_is_float)
 {
     using loaded = any_grad_unless_float<Grad>;
-    return {ordinary_step<float, loaded, float, float, WeightOut, record_writer>,
-            fast_step<path::lenient, native_bfloat16::either, float, loaded, float, float, WeightOut, record_writer>,
-            grad_is_float ? step_rest<float, float, float, float, WeightOut>
-                          : step_rest<float, Grad, float, float, WeightOut>,
-            grad_is_float ? types_of<float, float, float, float, WeightOut>
-                          : types_of<float, Grad, float, float, WeightOut>};
+    return {
+        ordinary_step<Param, loaded, float, float, WeightOut, record_writer<Param>>,
+        fast_step<path::lenient, native_bfloat16::either, Param, loaded, float, float, WeightOut, record_writer<Param>>,
+        grad_is_float ? step_rest<Param, float, float, float, WeightOut>
+                      : step_rest<Param, Grad, float, float, WeightOut>,
+        grad_is_float ? types_of<Param, float, float, float, WeightOut>
+                      : types_of<Param, Grad, float, float, WeightOut>};
 }
 
 // See recorded_step_function.
-template <class Grad, class WeightOut>
+template <class Param, class Grad, class WeightOut>
 std::byte* recorded_step(step_pointers const& a, std::size_t n, coefficients const& c, memory_access access,
                          std::byte* record) noexcept
 {
     float_mode_scope const mode(subnormals::flushed);
     alignas(64) std::byte moments[2][2 * group_elems * sizeof(float)];
     bool const stream = simd::can_stream && access.stream;
-    record_writer writer{
-        record, record + (n - n % group_elems) * sizeof(std::uint16_t), {moments[0], moments[1]}, stream};
+    std::byte* const codes = record + (record_writer<Param>::copies_params ? param_copy_bytes(n) : 0);
+    std::byte* const old = codes + (n - n % group_elems) * sizeof(std::uint16_t);
+    record_writer<Param> writer{record, codes, old, {moments[0], moments[1]}, stream};
     if constexpr (std::is_void_v<WeightOut> || !simd::can_stream)
         access.stream = false;
     else
         access.stream = access.stream && reinterpret_cast<std::uintptr_t>(a.weight_out) % 64 == 0;
     if (access.grad == dtype::none)
         access.grad = dtype_of<Grad>;
-    static constexpr paths_of_types<record_writer> grad_paths = recorded_paths<Grad, WeightOut>(false);
-    static constexpr paths_of_types<record_writer> float_paths = recorded_paths<Grad, WeightOut>(true);
+    static constexpr paths_of_types<record_writer<Param>> grad_paths = recorded_paths<Param, Grad, WeightOut>(false);
+    static constexpr paths_of_types<record_writer<Param>> float_paths = recorded_paths<Param, Grad, WeightOut>(true);
     step_stretch(a, 0, n, {c, {}}, access, access.grad == dtype::float32 ? float_paths : grad_paths, writer);
     if (stream)
         simd::stream_fence();
@@ -303,6 +338,8 @@ void rollback_step(step_pointers const& arrays, std::size_t n, coefficients cons
     std::byte const* old = record + whole_end * sizeof(std::uint16_t);
     std::byte* const rest_arrays[] = {a.param, a.exp_avg, a.exp_avg_sq};
     for (std::byte* const array : rest_arrays) {
+        if (array == a.param && access.param_is_old)
+            continue;
         copy_few(array + whole_end * sizeof(float), old, rest * sizeof(float));
         old += rest * sizeof(float);
     }
@@ -322,14 +359,16 @@ void rollback_step(step_pointers const& arrays, std::size_t n, coefficients cons
         // gradient that the moments were updated with.
         simd::u32 packed[simd::vectors];
         simd::load_halves(codes, packed);
-        ADAMANT_UNROLL
-        for (std::size_t k = 0; k < simd::vectors; ++k) {
-            std::size_t const byte = k * simd::lanes * sizeof(float);
-            state_vectors const s{simd::load<float>(param + byte), simd::load<float>(exp_avg + byte),
-                                  simd::load<float>(exp_avg_sq + byte)};
-            simd::f32 const quotient = start_param<path::lenient>(s, c).quotient;
-            simd::store<float>(param + byte,
-                               restored<param_field>(rollback_param(s.param, quotient, inverse), packed[k]));
+        if (!access.param_is_old) {
+            ADAMANT_UNROLL
+            for (std::size_t k = 0; k < simd::vectors; ++k) {
+                std::size_t const byte = k * simd::lanes * sizeof(float);
+                state_vectors const s{simd::load<float>(param + byte), simd::load<float>(exp_avg + byte),
+                                      simd::load<float>(exp_avg_sq + byte)};
+                simd::f32 const quotient = start_param<path::lenient>(s, c).quotient;
+                simd::store<float>(param + byte,
+                                   restored<param_field>(rollback_param(s.param, quotient, inverse), packed[k]));
+            }
         }
         kept_units const kept = find_kept_units(codes);
         std::byte const* const group_old = old;

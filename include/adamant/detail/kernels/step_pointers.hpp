@@ -42,7 +42,8 @@ struct memory_access {
     bool stream = false;                                   // store weight_out and records past the caches
     bool native_bfloat16 = false;                          // set only by the kernels of AVX512_BF16
     std::uint32_t prefetch_bytes = default_prefetch_bytes; // prefetching past the end of an array is harmless
-    dtype grad = dtype::none; // for recorded_step_function: type of grad; none: the shard's
+    bool param_is_old = false; // for rollback_function: param holds the values before the step
+    dtype grad = dtype::none;  // for recorded_step_function: type of grad; none: the shard's
     constexpr memory_access(bool stream_weight_out, std::uint32_t ahead_bytes = default_prefetch_bytes) noexcept
         : stream(stream_weight_out), prefetch_bytes(ahead_bytes)
     {
@@ -83,18 +84,24 @@ using block_squares_function = grad_squares (*)(std::byte const* grad, std::size
 // Elements per unit. A record keeps the old values of a whole unit or none of them, on every instruction set.
 inline constexpr std::size_t record_unit = 16;
 
-// One step over the first n elements (at most norm_block_elems) of a shard of float params and moments. Writes a record
-// from which rollback_function restores every bit of param, exp_avg and exp_avg_sq. The record begins at a multiple of
-// 64 bytes and takes at most record_bytes_at_most(n). Only the same instruction set can read it. Returns its end.
+// One step over the first n elements (at most norm_block_elems) of a shard of float moments, and of params that are
+// floats or have 16 bits. Writes a record from which rollback_function restores every bit of param, exp_avg and
+// exp_avg_sq. With 16-bit params it begins with a copy of them, of param_copy_bytes(n). It begins at a multiple of 64
+// bytes and takes at most record_bytes_at_most(n). Only the same instruction set can read it. Returns its end.
 using recorded_step_function = std::byte* (*)(step_pointers const&, std::size_t n, coefficients const&, memory_access,
                                               std::byte* record) noexcept;
-[[nodiscard]] constexpr std::size_t record_bytes_at_most(std::size_t n) noexcept
+[[nodiscard]] constexpr std::size_t param_copy_bytes(std::size_t n) noexcept
 {
-    return (3 * sizeof(float) + sizeof(std::uint16_t)) * n + 128;
+    return (n * sizeof(std::uint16_t) + 63) / 64 * 64;
+}
+[[nodiscard]] constexpr std::size_t record_bytes_at_most(std::size_t n, bool copies_params) noexcept
+{
+    return (2 * sizeof(float) + sizeof(std::uint16_t)) * n + 128 +
+           (copies_params ? param_copy_bytes(n) : n * sizeof(float));
 }
 
-// Rolls the step back, given the same gradient and coefficients. Does not change weight_out. Of memory_access only
-// prefetch_bytes has an effect.
+// Rolls the step back, given the same gradient and coefficients. Does not change weight_out. Params are floats. With
+// memory_access::param_is_old they are only read, and the record begins after the copy of the params.
 using rollback_function = void (*)(step_pointers const&, std::size_t n, coefficients const&, memory_access access,
                                    std::byte const* record) noexcept;
 

@@ -157,12 +157,12 @@ std::uint64_t fused_step(step_pointers const& a, std::size_t begin, std::size_t 
     access.native_bfloat16 = true;
     return avx512::fused_step<Param, Grad, ExpAvg, ExpAvgSq, WeightOut>(a, begin, end, c, access);
 }
-template <class Grad, class WeightOut>
+template <class Param, class Grad, class WeightOut>
 std::byte* recorded_step(step_pointers const& a, std::size_t n, coefficients const& c, memory_access access,
                          std::byte* record) noexcept
 {
     access.native_bfloat16 = true;
-    return avx512::recorded_step<Grad, WeightOut>(a, n, c, access, record);
+    return avx512::recorded_step<Param, Grad, WeightOut>(a, n, c, access, record);
 }
 template <class T>
 void mark_changes(std::byte const* before, std::byte const* after, std::size_t n, std::uint64_t* changed) noexcept

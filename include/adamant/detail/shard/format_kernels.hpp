@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <type_traits>
 
 #include <adamant/formats.hpp>
@@ -20,15 +21,17 @@ template <class Param, class Grad, class ExpAvg, class ExpAvgSq, class WeightOut
     k.step_scratch = kernel::step_for<Param, float, ExpAvg, ExpAvgSq, WeightOut>(tier);
     k.squares = kernel::block_squares_for<Grad>(tier);
     k.squares_scratch = kernel::block_squares_for<float>(tier);
-    if constexpr (std::is_same_v<Param, float> && std::is_same_v<ExpAvg, float> && std::is_same_v<ExpAvgSq, float>) {
-        k.recorded = kernel::recorded_step_for<Grad, WeightOut>(tier);
+    if constexpr (std::is_same_v<ExpAvg, float> && std::is_same_v<ExpAvgSq, float>) {
         k.rollback_scratch = kernel::rollback_for<float>(tier);
-    }
-    if constexpr (kernel::is_split<Param> && std::is_same_v<ExpAvg, float> && std::is_same_v<ExpAvgSq, float>) {
-        k.recorded = kernel::recorded_step_for<Grad, void>(tier);
-        k.rollback_scratch = kernel::rollback_for<float>(tier);
-        k.join = kernel::join_masters_for(tier);
-        k.split = kernel::split_masters_for(tier);
+        if constexpr (kernel::is_split<Param>) {
+            k.recorded = kernel::recorded_step_for<float, Grad, void>(tier);
+            k.join = kernel::join_masters_for(tier);
+            k.split = kernel::split_masters_for(tier);
+        } else {
+            k.recorded = kernel::recorded_step_for<Param, Grad, WeightOut>(tier);
+        }
+        if constexpr (sizeof(Param) == sizeof(std::uint16_t) && !kernel::is_split<Param>)
+            k.widen_params = kernel::add_gradients_for<Param, void, float>(tier);
     }
     k.to_scratch = kernel::add_gradients_for<Grad, void, float>(tier);
     k.clamp_gradient = kernel::clamp_gradient_for(tier);

@@ -86,11 +86,25 @@ public:
     {
         return adamant::state_bytes(shard_.format().types, n);
     }
-    [[nodiscard]] bool records_are_copies() const noexcept { return kernels_->recorded == nullptr; }
     // Upper bound of the bytes of a record of n elements.
     [[nodiscard]] std::size_t record_bytes_at_most(std::size_t n) const noexcept
     {
-        return changes_bytes(n) + (kernels_->recorded != nullptr ? kernel::record_bytes_at_most(n) : copies_bytes(n));
+        std::size_t const codes = kernels_->recorded == nullptr ? 0 : kernel::record_bytes_at_most(n, copies_params());
+        return changes_bytes(n) + std::max(codes, may_copy_state() ? copies_bytes(n) : 0);
+    }
+    // The same for ordinary data. Codes take 2 bytes an element, and old values about one more. The elements after the
+    // last whole group and the alignment of the record add to that.
+    [[nodiscard]] std::size_t usual_record_bytes(std::size_t n) const noexcept
+    {
+        std::size_t const codes = 3 * n + (n == norm_block_elems ? 64 : 576);
+        std::size_t const bytes = std::max(kernels_->recorded == nullptr ? 0 : param_copy_bytes(n) + codes,
+                                           may_copy_state() ? copies_bytes(n) : 0);
+        return std::min(changes_bytes(n) + bytes, record_bytes_at_most(n));
+    }
+    // Bytes of the copied params in a record of codes.
+    [[nodiscard]] std::size_t param_copy_bytes(std::size_t n) const noexcept
+    {
+        return copies_params() ? kernel::param_copy_bytes(n) : 0;
     }
     // Bytes of a record of n elements for the words for changed weights before the step; a multiple of 64.
     [[nodiscard]] std::size_t changes_bytes(std::size_t n) const noexcept
@@ -254,7 +268,7 @@ private:
                                               kernel::memory_access access, std::byte* record) const noexcept
     {
         std::size_t const n = length(block);
-        if (!records_are_copies()) {
+        if (!copies_state(c, access)) {
             access.grad = g.in_scratch ? dtype::float32 : dtype::none;
             return with_float_masters(block, g.elements, [&](kernel::step_pointers const& arrays) {
                 return kernels_->recorded(arrays, n, c, access, record);
@@ -291,8 +305,10 @@ private:
                          std::byte const* record, scratch_block& scratch) const noexcept
     {
         std::size_t const n = length(block);
-        if (!records_are_copies()) {
+        if (!copies_state(c, access)) {
             into_scratch(block, g, scratch);
+            if (copies_params())
+                return roll_back_copied_params(block, g, c, access, record);
             with_float_masters(block, g.elements, [&](kernel::step_pointers const& arrays) {
                 kernels_->rollback_scratch(arrays, n, c, access, record);
             });
@@ -303,6 +319,28 @@ private:
         });
     }
 
+    void roll_back_copied_params(std::size_t block, ready_gradient const& g, coefficients const& c,
+                                 kernel::memory_access access, std::byte const* record) const noexcept
+    {
+        std::size_t const n = length(block);
+        kernel::step_pointers arrays = arrays_at(block, g.elements);
+        std::memcpy(arrays.param, record, bytes(param, n));
+        scratch_block floats;
+        kernels_->widen_params(arrays.param, nullptr, n, floats.grad);
+        arrays.param = floats.grad;
+        access.param_is_old = true;
+        kernels_->rollback_scratch(arrays, n, c, access, record + param_copy_bytes(n));
+    }
+    // Whether records of codes begin with a copy of the params.
+    [[nodiscard]] bool copies_params() const noexcept { return kernels_->widen_params != nullptr; }
+    // Whether the records of some steps are copies of the state.
+    [[nodiscard]] bool may_copy_state() const noexcept { return kernels_->recorded == nullptr || copies_params(); }
+    // Whether the record of a step is a copy of the state, not codes. With 16-bit params, copies are faster in cache,
+    // and steps with codes round to nearest only.
+    [[nodiscard]] bool copies_state(coefficients const& c, kernel::memory_access access) const noexcept
+    {
+        return kernels_->recorded == nullptr || (copies_params() && (!access.stream || c.rounding.param));
+    }
     // A record that is a copy has the arrays of a block's state, one after another. Calls
     // work(array, a block's state, its copy) for each.
     template <class Record, class Work>
