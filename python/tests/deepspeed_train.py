@@ -42,3 +42,5 @@ if "adamant.deepspeed" in sys.modules:
     result["executors"] = [repr(adam.executor) for adam in sys.modules["adamant.deepspeed"].adams.values()]
 with open(f"{os.environ['LOSSES']}.{rank}", "w") as file:
     json.dump(result, file)
+# Otherwise the process may end in std::terminate(), with DeepSpeed's own op, too.
+torch.distributed.destroy_process_group()
