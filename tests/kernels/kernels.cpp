@@ -211,6 +211,41 @@ TEST_CASE("alignment: every byte offset to 64 of each array by itself, with and 
     }
 }
 
+// The first elements are stepped separately then, so that whole vectors begin where cache lines do.
+TEST_CASE("alignment: arrays that begin some elements before a cache line", "[sweep]")
+{
+    test::random_bits random(43);
+    for (shard_format const& types : all_formats())
+        for (std::size_t const before_line : test::sizes{1, 12, 15, 31})
+            for (test::values const kind : {test::values::ordinary, test::values::special}) {
+                std::size_t const n = 1100 + random.below(200);
+                arrays start(types, n);
+                start.fill(kind, random);
+                start.place = {3, rounding_line_elems - random.below(1200)};
+                coefficients const c = ordinary_coefficients(random.below(2) == 0, rounding_of(random.below(4)));
+                std::size_t const aligned[5] = {};
+                std::size_t offsets[5] = {};
+                for (std::size_t array = 0; array < 5; ++array) {
+                    bool const is_moment = array == shard_array::exp_avg || array == shard_array::exp_avg_sq;
+                    std::size_t const bytes = size_bytes(types.types[array]);
+                    if (bytes != 0 && (is_moment || random.below(4) != 0))
+                        offsets[array] = (64 - before_line * bytes % 64) % 64;
+                }
+                for (std::size_t const begin : {std::size_t{0}, std::size_t{64}}) {
+                    arrays expected(start, aligned);
+                    std::uint64_t const count = expected.run(types.step_for(isa::scalar), c, begin, n);
+                    for (isa const tier : test::tiers())
+                        for (bool const stream : {false, true}) {
+                            arrays found(start, offsets);
+                            INFO(name(tier) << " " << text_of(types) << "n " << n << " from " << begin << ", "
+                                            << before_line << " before a line, stream " << stream);
+                            REQUIRE(found.run(types.step_for(tier), c, begin, n, stream) == count);
+                            REQUIRE(found.difference(expected) == "");
+                        }
+                }
+            }
+}
+
 TEST_CASE("random shapes: any combination, cut, offset, kind of value and hyperparameters")
 {
     test::random_bits random(42);

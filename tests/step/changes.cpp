@@ -31,8 +31,11 @@ struct tracked_arrays {
 
     tracked_arrays(shard_format const& of, std::size_t n, test::values kind, test::random_bits& random) : format(&of)
     {
+        arrays.reserve(of.types.size()); // an array that is moved loses its offset
+        std::size_t const common_offset = 4 * random.below(16);
+        bool const begin_alike = random.below(2) == 0;
         for (dtype const type : of.types)
-            arrays.emplace_back(type, n, random.below(5));
+            arrays.emplace_back(type, n, begin_alike ? common_offset : random.below(5));
         for (std::size_t i = 0; i < n; ++i)
             for (std::size_t a = 0; a < shard_array::weight_out; ++a)
                 arrays[a].set(i, a == shard_array::exp_avg_sq ? std::fabs(test::value_of(kind, random, -20, -10))

@@ -291,19 +291,19 @@ ADAMANT_SIMD void copy_group(std::byte* target, std::byte const* source)
     for (std::size_t byte = 0; byte < group_elems * sizeof(T); byte += simd::lanes * sizeof(float))
         simd::template store<float>(target + byte, simd::template load<float>(source + byte));
 }
-// Steps the last `rest` elements before `end`, which are fewer than a group, in a copy of the whole group that ends
-// there. No element of that group may have been stepped yet. Returns false, with nothing written, if the group fails
-// the checks of the ordinary path.
+// Steps elements [begin, begin + n), which are a part of the group that begins at element `group`, in a copy of that
+// group. None of its elements may have been stepped yet. Returns false, with nothing written, if the group fails the
+// checks of the ordinary path.
 template <class Param, class Grad, class ExpAvg, class ExpAvgSq, class WeightOut>
-[[gnu::noinline]] bool step_rest(step_pointers const& a, std::size_t end, std::size_t rest, step_scalars const& c,
-                                 memory_access access) noexcept
+[[gnu::noinline]] bool step_part(step_pointers const& a, std::size_t group, std::size_t begin, std::size_t n,
+                                 step_scalars const& c, memory_access access) noexcept
 {
     alignas(64) std::byte copies[5][group_elems * sizeof(float)];
     std::uint64_t changed = 0;
     static_assert(group_elems <= changed_word_elems);
     step_pointers const copy{
         copies[0], copies[1], copies[2], copies[3], copies[4], {}, a.changed == nullptr ? nullptr : &changed};
-    step_pointers const source = pointers_at<Param, Grad, ExpAvg, ExpAvgSq, WeightOut>(a, end - group_elems);
+    step_pointers const source = pointers_at<Param, Grad, ExpAvg, ExpAvgSq, WeightOut>(a, group);
     copy_group<Param>(copies[0], source.param);
     copy_group<Grad>(copies[1], source.grad);
     copy_group<ExpAvg>(copies[2], source.exp_avg);
@@ -312,22 +312,22 @@ template <class Param, class Grad, class ExpAvg, class ExpAvgSq, class WeightOut
         copy_group<WeightOut>(copies[4], source.weight_out);
     access.stream = false;
     no_record none;
-    step_scalars const copy_scalars = c.from(end - group_elems);
+    step_scalars const copy_scalars = c.from(group);
     if (ordinary_step<Param, Grad, ExpAvg, ExpAvgSq, WeightOut>(copy, 0, group_elems, copy_scalars, access, none) !=
         group_elems) [[unlikely]]
         return false;
-    step_pointers const target = pointers_at<Param, Grad, ExpAvg, ExpAvgSq, WeightOut>(a, end - rest);
-    step_pointers const results = pointers_at<Param, Grad, ExpAvg, ExpAvgSq, WeightOut>(copy, group_elems - rest);
+    step_pointers const target = pointers_at<Param, Grad, ExpAvg, ExpAvgSq, WeightOut>(a, begin);
+    step_pointers const results = pointers_at<Param, Grad, ExpAvg, ExpAvgSq, WeightOut>(copy, begin - group);
     if constexpr (!records_codes<Param, ExpAvg, ExpAvgSq>())
         if (a.copies != nullptr)
-            copy_few_states(a, types_of<Param, Grad, ExpAvg, ExpAvgSq, WeightOut>, end - rest, rest);
-    copy_few(target.param, results.param, rest * sizeof(Param));
-    copy_few(target.exp_avg, results.exp_avg, rest * sizeof(ExpAvg));
-    copy_few(target.exp_avg_sq, results.exp_avg_sq, rest * sizeof(ExpAvgSq));
+            copy_few_states(a, types_of<Param, Grad, ExpAvg, ExpAvgSq, WeightOut>, begin, n);
+    copy_few(target.param, results.param, n * sizeof(Param));
+    copy_few(target.exp_avg, results.exp_avg, n * sizeof(ExpAvg));
+    copy_few(target.exp_avg_sq, results.exp_avg_sq, n * sizeof(ExpAvgSq));
     if constexpr (!std::is_void_v<WeightOut>)
-        copy_few(target.weight_out, results.weight_out, rest * sizeof(WeightOut));
+        copy_few(target.weight_out, results.weight_out, n * sizeof(WeightOut));
     if (a.changed != nullptr)
-        set_changed(a.changed, end - rest, changed >> (group_elems - rest), rest);
+        set_changed(a.changed, begin, changed >> (begin - group), n);
     return true;
 }
 

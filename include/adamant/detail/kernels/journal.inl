@@ -278,8 +278,8 @@ constexpr paths_of_types<record_writer<Param>> recorded_paths(bool grad_is_float
     return {
         ordinary_step<Param, loaded, float, float, WeightOut, record_writer<Param>>,
         fast_step<path::lenient, native_bfloat16::either, Param, loaded, float, float, WeightOut, record_writer<Param>>,
-        grad_is_float ? step_rest<Param, float, float, float, WeightOut>
-                      : step_rest<Param, Grad, float, float, WeightOut>,
+        grad_is_float ? step_part<Param, float, float, float, WeightOut>
+                      : step_part<Param, Grad, float, float, WeightOut>,
         grad_is_float ? types_of<Param, float, float, float, WeightOut>
                       : types_of<Param, Grad, float, float, WeightOut>};
 }
@@ -303,7 +303,7 @@ std::byte* recorded_step(step_pointers const& a, std::size_t n, coefficients con
         access.grad = dtype_of<Grad>;
     static constexpr paths_of_types<record_writer<Param>> grad_paths = recorded_paths<Param, Grad, WeightOut>(false);
     static constexpr paths_of_types<record_writer<Param>> float_paths = recorded_paths<Param, Grad, WeightOut>(true);
-    step_stretch(a, 0, n, {c, {}}, access, access.grad == dtype::float32 ? float_paths : grad_paths, writer);
+    step_stretch(a, 0, 0, n, {c, {}}, access, access.grad == dtype::float32 ? float_paths : grad_paths, writer);
     if (stream)
         simd::stream_fence();
     return writer.old;
