@@ -12,6 +12,10 @@ inline std::uint64_t few_changes(array_types const& types, std::byte* before, st
     switch (types.weight_out) {
     case dtype::bfloat16: return word_of_changes<bfloat16>(before, after, false);
     case dtype::float16: return word_of_changes<float16>(before, after, false);
-    default: return word_of_changes<std::uint32_t>(before, after, false);
+    case dtype::float32:
+    case dtype::none: return word_of_changes<std::uint32_t>(before, after, false);
+    case dtype::split_float32: // no weight_out
+    case dtype::quantized8: break;
     }
+    return 0;
 }
