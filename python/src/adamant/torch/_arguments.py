@@ -33,7 +33,7 @@ def check_group(group: Dict[str, Any], number: int) -> None:
     """Raises InvalidArgument if a param group has an unsupported option."""
     for name in ("amsgrad", "differentiable"):
         if group.get(name):
-            raise InvalidArgument(f"cannot step parameter group {number}: {name} is not supported. Set it to False, or "
+            raise InvalidArgument(f"cannot use parameter group {number}: {name} is not supported. Set it to False, or "
                                   "use torch.optim's class")
     check_format(group.get("state_format"))
     replicated = group.get("replicated")
