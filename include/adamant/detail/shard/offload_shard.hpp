@@ -336,7 +336,7 @@ private:
     // Whether the records of some steps are copies of the state.
     [[nodiscard]] bool may_copy_state() const noexcept { return kernels_->recorded == nullptr || copies_params(); }
     // Whether the record of a step is a copy of the state, not codes. With 16-bit params, copies are faster in cache,
-    // and steps with codes round to nearest only.
+    // and steps with codes round to nearest only. A rollback needs the same coefficients and access as the step.
     [[nodiscard]] bool copies_state(coefficients const& c, kernel::memory_access access) const noexcept
     {
         return kernels_->recorded == nullptr || (copies_params() && (!access.stream || c.rounding.param));
