@@ -83,7 +83,7 @@ struct no_recorder : no_record {
     }
 };
 
-// Whether steps of these types record codes (detail/kernels/journal.inl); they then ignore step_pointers::copies.
+// Whether all records of these types are codes (detail/kernels/journal.inl). Steps then ignore step_pointers::copies.
 template <class Param, class ExpAvg, class ExpAvgSq>
 constexpr bool records_codes()
 {
@@ -327,7 +327,7 @@ template <class Param, class Grad, class ExpAvg, class ExpAvgSq, class WeightOut
     if constexpr (!std::is_void_v<WeightOut>)
         copy_few(target.weight_out, results.weight_out, n * sizeof(WeightOut));
     if (a.changed != nullptr)
-        set_changed(a.changed, begin, changed >> (begin - group), n);
+        set_changed(a.changed, begin, changed >> (begin - group) & ((std::uint64_t{1} << n) - 1), n);
     return true;
 }
 

@@ -37,10 +37,10 @@ struct step_pointers {
     state_copies const* copies = nullptr; // ignored for 8-bit moments and where records are codes
 };
 
-// How a step accesses memory, which affects its speed and never its bits, and the type of the gradient.
+// How a step accesses memory, which affects its speed and never its bits; and what the arrays hold.
 struct memory_access {
-    bool stream = false;                                   // store weight_out and records past the caches
-    bool native_bfloat16 = false;                          // set only by the kernels of AVX512_BF16
+    bool stream = false;          // store weight_out and records past the caches; see offload_shard::copies_state()
+    bool native_bfloat16 = false; // set only by the kernels of AVX512_BF16
     std::uint32_t prefetch_bytes = default_prefetch_bytes; // prefetching past the end of an array is harmless
     bool param_is_old = false; // for rollback_function: param holds the values before the step
     dtype grad = dtype::none;  // for recorded_step_function: type of grad; none: the shard's

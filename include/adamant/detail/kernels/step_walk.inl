@@ -120,10 +120,12 @@ ADAMANT_SIMD std::uint64_t step_line(step_pointers const& a, std::size_t begin, 
 {
     // A vector that lies in two cache lines takes time: if all do, a step takes 1.4 times as long in cache and twice as
     // long in memory. Arrays from malloc() begin 16 bytes past a line, so in most shards aligning exp_avg aligns all
-    // arrays of floats. In shorter ranges stepping the first elements separately would take as long.
+    // arrays of floats. In shorter ranges, and where the first elements need the careful step, stepping them separately
+    // takes as long. Copies of the state are streamed, and so the copies are what begins at a line.
     constexpr std::size_t shortest = 1024;
     std::size_t head = 0;
-    if (simd::lanes * sizeof(float) > 16 && end - begin >= shortest) {
+    bool const streams_copies = a.copies != nullptr && a.copies->stream;
+    if (simd::lanes * sizeof(float) > 16 && end - begin >= shortest && !streams_copies && ordinary_path_applies(c)) {
         head = elems_before_line<ExpAvg>(a.exp_avg + begin * sizeof(ExpAvg));
         if (arrays_aligned_at<Param, Grad, ExpAvg, ExpAvgSq>(a, begin + head) <=
             arrays_aligned_at<Param, Grad, ExpAvg, ExpAvgSq>(a, begin))

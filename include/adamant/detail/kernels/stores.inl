@@ -144,18 +144,19 @@ ADAMANT_SIMD void set_changed(std::uint64_t* changed, std::size_t i, std::uint64
     std::uint64_t* const word = changed + i / changed_word_elems;
     std::size_t const shift = i % changed_word_elems;
     word[0] |= bits << shift;
-    if (shift + count > changed_word_elems) [[unlikely]] // a line of random numbers begins at any element
+    if (shift + count > changed_word_elems) [[unlikely]]
         word[1] |= bits >> (changed_word_elems - shift);
 }
-// The same for the bits of a group, which is mostly aligned.
+// The same for the bits of a group. It may begin at any element: after a line of random numbers, or where a cache line
+// begins.
 template <std::size_t Count>
 ADAMANT_SIMD void set_group_changed(std::uint64_t* changed, std::size_t i, std::uint64_t bits)
 {
     using part =
         std::conditional_t<Count == 32, std::uint32_t, std::conditional_t<Count == 16, std::uint16_t, std::uint8_t>>;
+    std::byte* const address = reinterpret_cast<std::byte*>(changed) + i / 8; // words are little-endian
+    __builtin_prefetch(address + 256, 1); // else split formats, which have most arrays, wait
     if (Count == 8 * sizeof(part) && i % Count == 0) [[likely]] {
-        std::byte* const address = reinterpret_cast<std::byte*>(changed) + i / 8; // words are little-endian
-        __builtin_prefetch(address + 256, 1); // else split formats, which have most arrays, wait
         part word;
         __builtin_memcpy(&word, address, sizeof word);
         word = static_cast<part>(word | bits);
