@@ -178,7 +178,7 @@ public:
         cpu_.team()->run((end - begin + pieces_at_once_ - 1) / pieces_at_once_, do_chunks,
                          cpu_.chunks(elements_).threads);
     }
-    [[nodiscard]] bool is_small() const noexcept { return is_faster_without_hand_over(cpu_, elements_); }
+    [[nodiscard]] bool is_small() const noexcept { return is_callers_work(cpu_, elements_); }
     // The share of the executor's threads that run_all() uses to step.
     [[nodiscard]] double share_of_threads() const noexcept
     {

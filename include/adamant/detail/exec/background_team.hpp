@@ -12,9 +12,9 @@
 ADAMANT_BEGIN_NAMESPACE
 namespace detail {
 
-// Whether the caller updates this number of elements in about the time that it takes to hand them to a thread. Without
+// Whether the caller does work over this number of elements itself, as in all calls of an executor with a team. Without
 // a team, background work over more elements gets a thread of its own.
-[[nodiscard]] inline bool is_faster_without_hand_over(executor const& cpu, std::size_t elems) noexcept
+[[nodiscard]] inline bool is_callers_work(executor const& cpu, std::size_t elems) noexcept
 {
     return cpu.team() == nullptr ? elems < 2 * max_min_slice_elems : cpu.works_itself(elems);
 }

@@ -181,15 +181,15 @@ public:
         current_->begin();
     }
     // Starts background work on the sums, and then, unless only_sums, on the deferred update. Returns immediately.
-    // Nothing starts if memory is short, or if the work takes about as little time as starting it; finish_sums() and
-    // settle() then do it. On a device it always starts, because the next gradients are downloaded after the sums.
+    // Nothing starts if memory is short or the work is the caller's; finish_sums() and settle() then do it. On a device
+    // it always starts, because the next gradients are downloaded after the sums.
     void resume(bool only_sums) noexcept
     {
         bool const updates = !only_sums && !publishing_is_due_ && current_->is_active() && !current_->is_done();
         if (sums_.is_done() && !updates)
             return;
         std::size_t const elems = (sums_.is_done() ? 0 : sums_.elems()) + (updates ? current_->elems() : 0);
-        if (device_state_ == nullptr && is_faster_without_hand_over(model_.cpu, elems))
+        if (device_state_ == nullptr && is_callers_work(model_.cpu, elems))
             return;
         unsigned const threads = model_.cpu.chunks(elems).threads;
         try {
