@@ -648,11 +648,11 @@ typedef struct adamant_optimizer_options {
 /** journal_budget_bytes limits the records for the rollback of a step; the library never allocates more than one step's
  * records can take. With float32 or split params and float32 moments, records take, in bytes per element, 2 in the
  * first step, 2.1 to 2.3 in ordinary training and at most 14 (12 with the instruction sets scalar and, on x86,
- * generic); with 16-bit params and float32 moments 10, in large models usually 4 and at most 12; with other types as
- * much as params and moments (6, 8 or 10), each array a multiple of 64 bytes; and an eighth more for unused parts of
- * pages.
- * ADAMANT_AUTOMATIC_BYTES is 3 bytes per element with the types of the first case, the size of params and moments with
- * others, and the maximum with keep_last_step. A shard whose records do not fit waits for the norm. */
+ * generic); with 16-bit params and float32 moments 10, or in models of 4 million elements and more, with params
+ * rounded to nearest, 4 to 4.2 and at most 12; with other types as much as params and moments (6, 8 or 10), each array
+ * a multiple of 64 bytes; and an eighth more for unused parts of pages. ADAMANT_AUTOMATIC_BYTES is 3 bytes per element
+ * with the types of the first case, the size of params and moments with others, and the maximum with keep_last_step. A
+ * shard whose records do not fit waits for the norm. */
 ADAMANT_C_API adamant_status adamant_optimizer_options_init(adamant_optimizer_options* options, size_t struct_bytes);
 
 typedef struct adamant_optimizer adamant_optimizer;

@@ -207,7 +207,8 @@ struct optimizer_options {
     ///   scalar, or generic on x86
     /// - float32, moments bfloat16: 8
     /// - float32, one moment of each type: 10
-    /// - 16 bits, moments float32: 10; in large models usually 4.0 to 4.2, and 12 at most
+    /// - 16 bits, moments float32: 10; rounded to nearest, in models of 4 million elements and more, 4.0 to 4.2
+    ///   in training, 12 at most
     /// - 16 bits, one moment of each type: 8
     /// - 16 bits, moments bfloat16: 6
     /// - other types: the bytes of param and moments

@@ -11,8 +11,8 @@ that SuperOffload and ZenFlow spawn use it. Without the wheel, workers use it if
 Differences to DeepSpeed's own op:
 
 - adam_rollback() restores every bit, for all dtypes, infinities and NaNs. It needs the update's gradients and a record.
-  A record of float32 tensors takes about 2 bytes for each element, and of 16-bit params with float32 moments about 4;
-  records of other dtypes are copies of params and moments. With a record the update takes 1.1 to 1.8 times as long.
+  A record of float32 tensors takes about 2 bytes for each element, and of 16-bit params with float32 moments about 4
+  in tensors of 4 million elements and more; other records are copies of params and moments. With a record the update takes 1.1 to 1.8 times as long.
   Updates by DeepSpeedCPUAdam.step(), which are never rolled back, have no record. Records keep params and moments
   alive until destroy_adam(). A rollback without a record is an error. ADAMANT_DEEPSPEED_ROLLBACK=0 disables records.
 - Gradients may have another dtype than the params. Noncontiguous params and moments are an error; DeepSpeed's own op
