@@ -186,9 +186,9 @@ struct zenflow_param {
 /// column and adds the gradient of every other column, scaled and clipped, to its sum. At the end of a window (see
 /// zenflow_options) each column that was not selected takes one update. Its gradient is the column's sum times float(1
 /// / n), where n is the number of steps in the sum; its hyperparameters are those of the step that ends the window.
-/// With overlap, idle executor threads do that (a small update is done by the caller when the next window ends), and the
-/// weights are published at the end of the next window. A newly selected column takes its deferred update first, and its
-/// weights are published immediately.
+/// With overlap, idle executor threads do that (the caller does a small update itself), and the weights are published at
+/// the end of the next window. A newly selected column takes its deferred update first, and its weights are published
+/// immediately.
 ///
 /// Every element has one master and one pair of moments; every column has its own update count for bias correction. The
 /// result is a pure function of gradients and options: the same bits for any instruction set, number of threads, timing

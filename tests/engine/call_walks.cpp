@@ -355,8 +355,8 @@ TEMPLATE_TEST_CASE("calls over few elements do not use the team", "[both]", plai
 {
     test::random_bits random(7);
     std::vector<param_arrays> arrays;
-    for (std::size_t const rows : {1, 5, 60})
-        for (std::size_t const columns : {0, 4, 16})
+    for (std::size_t const rows : {1u, 5u, 60u})
+        for (std::size_t const columns : {0u, 4u, 16u})
             arrays.emplace_back(rows, columns, random);
     subject_options options;
     options.step.max_norm = 0.5;

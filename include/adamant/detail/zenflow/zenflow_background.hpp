@@ -180,17 +180,20 @@ public:
         nothing_is_staged();
         current_->begin();
     }
-    // Starts background work on the sums, and then, unless only_sums, on the deferred update. Returns immediately.
-    // Nothing starts if memory is short or the work is the caller's; finish_sums() and settle() then do it. On a device
-    // it always starts, because the next gradients are downloaded after the sums.
+    // Starts background work on the sums, and then, unless only_sums, on the deferred update. Returns immediately, or
+    // does what is the caller's work. If memory is short, nothing starts, and finish_sums() and settle() do the work.
+    // On a device it always starts, because the next gradients are downloaded after the sums.
     void resume(bool only_sums) noexcept
     {
         bool const updates = !only_sums && !publishing_is_due_ && current_->is_active() && !current_->is_done();
         if (sums_.is_done() && !updates)
             return;
         std::size_t const elems = (sums_.is_done() ? 0 : sums_.elems()) + (updates ? current_->elems() : 0);
-        if (device_state_ == nullptr && is_callers_work(model_.cpu, elems))
+        if (device_state_ == nullptr && is_callers_work(model_.cpu, elems)) { // the sums are done
+            while (do_next_of_update())
+                ;
             return;
+        }
         unsigned const threads = model_.cpu.chunks(elems).threads;
         try {
             // The previous drain, which may have less work, leaves as soon as it sees that this one waits.
