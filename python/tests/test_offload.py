@@ -464,7 +464,8 @@ def test_new_weights_that_cannot_be_listed_are_an_error(monkeypatch, elements):
     state = copy.deepcopy(first.state_dict())
     before = [p.detach().clone() for p in params]
     NoMemory.ended_memory = True
-    with pytest.raises(MemoryError, match="no memory for the list"):
+    # If the upload thread fails before the step ends, the step fails, and cannot be rolled back without max_norm.
+    with pytest.raises((MemoryError, adamant.Error), match="no memory for the list"):
         first.step()
     NoMemory.ended_memory = False
     with torch.no_grad():
