@@ -9,7 +9,7 @@
 // the same mode, on paths whose values are finite, and no sum in them can be contracted.
 //
 // A record of n elements has four parts:
-// 0. With params of 16 bits, a copy of them. Rounding them loses more than a code could hold.
+// 0. With params of 16 bits, a copy of them. Rounding restored ones, to get differences, takes longer.
 // 1. The codes of the whole groups, 16 bits per element. Within a group their order is that of simd::store_halves().
 // 2. The old params (unless copied), exp_avg and exp_avg_sq of the remaining elements, less than a group, as arrays of
 //    floats.
