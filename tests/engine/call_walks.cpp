@@ -389,3 +389,27 @@ TEMPLATE_TEST_CASE("calls over few elements do not use the team", "[both]", plai
                           nullptr, {});
     REQUIRE_FALSE(occupied->is_needed());
 }
+
+// A caller may release or move the memory of state between steps.
+TEST_CASE("zenflow: a small deferred update is done when the step that ends its window returns", "[both]")
+{
+    test::random_bits random(11);
+    std::vector<param_arrays> arrays;
+    arrays.emplace_back(60, 16, random);
+    subject_options options;
+    options.zenflow = {.topk_ratio = 0.25, .select_interval = 100, .update_interval = 2};
+    options.threads = GENERATE(0u, 2u);
+    zenflow_subject subject(arrays, options);
+    subject.by.prepare();
+    for (int step = 0; step < 6; ++step) {
+        for (float& g : arrays[0].grad)
+            g = test::with_exponent(random(), -6, 0);
+        zenflow_report const report = subject.by.step();
+        CHECK(report.window_ended == (step % 2 == 1));
+        param_arrays const after = arrays[0];
+        (void)subject.by.state(); // finishes background work
+        CHECK(arrays[0].param == after.param);
+        CHECK(arrays[0].exp_avg == after.exp_avg);
+        CHECK(arrays[0].exp_avg_sq == after.exp_avg_sq);
+    }
+}

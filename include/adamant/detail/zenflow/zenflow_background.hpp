@@ -180,9 +180,9 @@ public:
         nothing_is_staged();
         current_->begin();
     }
-    // Starts background work on the sums, and then, unless only_sums, on the deferred update. Returns immediately, or
-    // does what is the caller's work. If memory is short, nothing starts, and finish_sums() and settle() do the work.
-    // On a device it always starts, because the next gradients are downloaded after the sums.
+    // Starts background work on the sums, and then, unless only_sums, on the deferred update. Returns immediately, but
+    // does small work itself. If memory is short, nothing starts, and finish_sums() and settle() do the work. With a
+    // device, work always starts in the background, because the next gradients are downloaded after the sums.
     void resume(bool only_sums) noexcept
     {
         bool const updates = !only_sums && !publishing_is_due_ && current_->is_active() && !current_->is_done();
