@@ -41,21 +41,18 @@ namespace detail {
     return records + records / 8 + 16 * std::size_t{threads} * longest_record(shard_registry);
 }
 // Bytes of the records of a range of blocks. record_bytes: of a record of n elements.
-template <class Bytes>
-[[nodiscard]] std::size_t records_of(offload_shard const& s, block_range const& range,
-                                     Bytes const& record_bytes) noexcept
+[[nodiscard]] inline std::size_t records_of(offload_shard const& s, block_range const& range,
+                                            std::size_t (offload_shard::*record_bytes)(std::size_t) const noexcept)
 {
-    return (range.blocks() - 1) * record_bytes(s.length(range.begin)) + record_bytes(s.length(range.end - 1));
+    return (range.blocks() - 1) * (s.*record_bytes)(s.length(range.begin)) + (s.*record_bytes)(s.length(range.end - 1));
 }
 // Journal bytes that suffice for any step over the given ranges.
 [[nodiscard]] inline std::size_t longest_journal(registry const& shard_registry,
                                                  std::vector<block_range> const& cpu_ranges, unsigned threads) noexcept
 {
     std::size_t bytes = 0;
-    for (block_range const& range : cpu_ranges) {
-        offload_shard const& s = shard_registry[range.shard].shard;
-        bytes += records_of(s, range, [&](std::size_t n) { return s.record_bytes_at_most(n); });
-    }
+    for (block_range const& range : cpu_ranges)
+        bytes += records_of(shard_registry[range.shard].shard, range, &offload_shard::record_bytes_at_most);
     return journal_bytes_for(bytes, shard_registry, threads);
 }
 // Journal bytes that suffice for steps over ordinary data.
@@ -63,10 +60,8 @@ template <class Bytes>
                                                std::vector<block_range> const& cpu_ranges, unsigned threads) noexcept
 {
     std::size_t bytes = 0;
-    for (block_range const& range : cpu_ranges) {
-        offload_shard const& s = shard_registry[range.shard].shard;
-        bytes += records_of(s, range, [&](std::size_t n) { return s.usual_record_bytes(n); });
-    }
+    for (block_range const& range : cpu_ranges)
+        bytes += records_of(shard_registry[range.shard].shard, range, &offload_shard::usual_record_bytes);
     return std::min(longest_journal(shard_registry, cpu_ranges, threads),
                     journal_bytes_for(bytes, shard_registry, threads));
 }

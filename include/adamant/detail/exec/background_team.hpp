@@ -12,8 +12,8 @@
 ADAMANT_BEGIN_NAMESPACE
 namespace detail {
 
-// Whether the caller does work over this number of elements itself, as in all calls of an executor with a team. Without
-// a team, background work over more elements gets a thread of its own.
+// Whether the calling thread does work over this number of elements itself. With a team, the rule is that of every call
+// of the executor. Without one, larger background work gets a thread of its own.
 [[nodiscard]] inline bool is_callers_work(executor const& cpu, std::size_t elems) noexcept
 {
     return cpu.team() == nullptr ? elems < 2 * max_min_slice_elems : cpu.works_itself(elems);

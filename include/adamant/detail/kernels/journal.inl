@@ -8,8 +8,8 @@
 // the inverse, only on the step and the rollback computing it identically. Both therefore use the functions below, in
 // the same mode, on paths whose values are finite, and no sum in them can be contracted.
 //
-// A record of n elements has four parts:
-// 0. With params of 16 bits, a copy of them. Rounding restored ones, to get differences, takes longer.
+// A record of n elements has three parts, after a copy of all params if they have 16 bits (codes for these would take
+// longer, because restored params would have to be rounded to get differences):
 // 1. The codes of the whole groups, 16 bits per element. Within a group their order is that of simd::store_halves().
 // 2. The old params (unless copied), exp_avg and exp_avg_sq of the remaining elements, less than a group, as arrays of
 //    floats.
