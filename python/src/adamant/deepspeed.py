@@ -12,9 +12,10 @@ Differences to DeepSpeed's own op:
 
 - adam_rollback() restores every bit, for all dtypes, infinities and NaNs. It needs the update's gradients and a record.
   A record of float32 tensors takes about 2 bytes for each element, and of 16-bit params with float32 moments about 4
-  in tensors of 4 million elements and more; other records are copies of params and moments. With a record the update takes 1.1 to 1.8 times as long.
-  Updates by DeepSpeedCPUAdam.step(), which are never rolled back, have no record. Records keep params and moments
-  alive until destroy_adam(). A rollback without a record is an error. ADAMANT_DEEPSPEED_ROLLBACK=0 disables records.
+  in tensors of 4 million elements and more; other records are copies of params and moments. With a record the update
+  takes 1.1 to 1.8 times as long. Updates by DeepSpeedCPUAdam.step(), which are never rolled back, have no record.
+  Records keep params and moments alive until destroy_adam(). A rollback without a record is an error.
+  ADAMANT_DEEPSPEED_ROLLBACK=0 disables records.
 - Gradients may have another dtype than the params. Noncontiguous params and moments are an error; DeepSpeed's own op
   loses the update.
 - float16 moments are updated in float32 and rounded once, in chunks.
