@@ -75,8 +75,8 @@ class team_state;
 void submit(team_state& state, team_request& request);
 void run(team_state& state, team_request& request);
 void wait_for(team_state& state, team_request const& request) noexcept;
+void wait_for_result(team_state& state, team_request& request); // rethrows the error
 [[nodiscard]] bool is_done(team_state const& state, team_request const& request) noexcept;
-void check_process(team_state const& state);
 void check_chunks(std::size_t chunks);
 
 } // namespace detail
@@ -100,13 +100,7 @@ public:
     [[nodiscard]] bool done() const noexcept { return detail::is_done(*state_, *this); }
     /// Waits until all threads have finished it.
     /// @throws the first exception that the task threw; unavailable in a forked child process
-    void wait()
-    {
-        detail::check_process(*state_);
-        detail::wait_for(*state_, *this);
-        if (error)
-            std::rethrow_exception(std::exchange(error, nullptr));
-    }
+    void wait() { detail::wait_for_result(*state_, *this); }
 
 private:
     friend team;

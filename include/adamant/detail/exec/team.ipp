@@ -21,27 +21,31 @@ ADAMANT_BEGIN_NAMESPACE
 
 namespace detail {
 
-ADAMANT_DECL void submit(team_state& state, team_request& request)
+// Not inline: programs have many types of tasks.
+[[gnu::noinline]] ADAMANT_DECL void submit(team_state& state, team_request& request)
 {
     state.submit(request);
 }
-ADAMANT_DECL void run(team_state& state, team_request& request)
+[[gnu::noinline]] ADAMANT_DECL void run(team_state& state, team_request& request)
 {
     state.run(request);
 }
-ADAMANT_DECL void wait_for(team_state& state, team_request const& request) noexcept
+[[gnu::noinline]] ADAMANT_DECL void wait_for(team_state& state, team_request const& request) noexcept
 {
     state.wait(request.ticket);
+}
+[[gnu::noinline]] ADAMANT_DECL void wait_for_result(team_state& state, team_request& request)
+{
+    state.check_process();
+    state.wait(request.ticket);
+    if (request.error)
+        std::rethrow_exception(std::exchange(request.error, nullptr));
 }
 ADAMANT_DECL bool is_done(team_state const& state, team_request const& request) noexcept
 {
     return state.done(request.ticket);
 }
-ADAMANT_DECL void check_process(team_state const& state)
-{
-    state.check_process();
-}
-ADAMANT_DECL void check_chunks(std::size_t chunks)
+[[gnu::noinline]] ADAMANT_DECL void check_chunks(std::size_t chunks)
 {
     if (chunks > work_stealing_queues::max_chunks)
         throw_invalid_argument({"cannot submit ", chunks, " chunks: a team takes at most ",
