@@ -2,7 +2,7 @@
 // The AVX-512 facade. detail/kernels/targets.hpp includes it; detail/kernels/generic.hpp documents its functions. It
 // serves AVX512_BF16, too, which adds instructions that convert to bfloat16.
 
-struct simd : differing_bits {
+struct simd {
     static constexpr std::size_t lanes = 16;
     static constexpr std::size_t vectors = 2;
     static constexpr std::size_t vectors_of_bfloat16 = 2;
@@ -86,6 +86,18 @@ struct simd : differing_bits {
     ADAMANT_SIMD static f32 from_bits(u32 x)
     {
         return reinterpret_cast<__m512>(x);
+    }
+    ADAMANT_SIMD static std::uint64_t differing_lanes(f32 const (&a)[2], f32 const (&b)[2])
+    {
+        return _mm512_kunpackw(differing_floats(a[1], b[1]), differing_floats(a[0], b[0]));
+    }
+    ADAMANT_SIMD static __mmask16 differing_floats(f32 a, f32 b)
+    {
+        return _mm512_cmpneq_epi32_mask(bits(a), bits(b));
+    }
+    ADAMANT_SIMD static std::uint64_t differing_words(u32 const (&a)[1], u32 const (&b)[1])
+    {
+        return _mm512_cmpneq_epi16_mask(a[0], b[0]);
     }
     ADAMANT_SIMD static bool any_sign(u32 x)
     {

@@ -178,7 +178,7 @@ ADAMANT_SIMD void split_few(careful_buffer const& source, step_pointers const& a
             narrow_few(types.weight_out, param, a.weight_out, begin, n);
         if (a.changed != nullptr) {
             copy_published(a, types, begin, n, grad);
-            set_changed(a.changed, begin, generic::few_changes(types, published.floats, grad.floats, n), n);
+            set_changed(a.changed, begin, generic::few_changes(types, published, grad), n);
         }
     }
     return nonfinite;

@@ -18,20 +18,19 @@ struct plain_words<float16> {
 };
 
 // Rounds changed_word_elems floats without regard to NaNs and to what is flushed. Returns false if a NaN may look like
-// another number then: arithmetic rounding to bfloat16 carries into the exponent or the sign.
+// another number then: rounding to bfloat16 carries into the exponent or the sign.
 template <class T>
-ADAMANT_SIMD bool round_word_quickly(std::byte const* source, std::byte* target, bool native_bfloat16)
+ADAMANT_SIMD bool round_word_quickly(std::byte const* source, std::byte* target)
 {
     simd::u32 largest = simd::set(0u);
     for (std::size_t i = 0; i < changed_word_elems; i += 2 * simd::lanes) {
         simd::f32 const a = simd::template load<float>(source + i * sizeof(float));
         simd::f32 const b = simd::template load<float>(source + (i + simd::lanes) * sizeof(float));
-        store_pair<T, false, false>(target + i * sizeof(T), a, b, native_bfloat16);
-        if (std::is_same_v<T, bfloat16> && !native_bfloat16)
+        store_pair<T, false, false>(target + i * sizeof(T), a, b, false);
+        if (std::is_same_v<T, bfloat16>)
             largest = simd::max(largest, simd::max(simd::abs_bits(a), simd::abs_bits(b)));
     }
-    return !std::is_same_v<T, bfloat16> || native_bfloat16 ||
-           !simd::any_sign(simd::sub(simd::set(float_infinity_bits), largest));
+    return !std::is_same_v<T, bfloat16> || !simd::any_sign(simd::sub(simd::set(float_infinity_bits), largest));
 }
 template <class T>
 [[gnu::noinline]] void round_word_carefully(std::byte const* source, std::byte* target) noexcept
@@ -47,14 +46,14 @@ template <class T>
 // quick results have equal stored ones, so only differing words need care, and only where the new one is such a result:
 // if both are NaNs, or both are flushed, the stored ones may be equal.
 template <class T>
-ADAMANT_SIMD std::uint64_t word_of_changes(std::byte const* before, std::byte const* after, bool native_bfloat16)
+[[gnu::noinline]] std::uint64_t word_of_changes(std::byte const* before, std::byte const* after) noexcept
 {
     if constexpr (std::is_integral_v<T>) {
         return simd::template differing<T>(before, after);
     } else {
         alignas(64) std::byte rounded[2][changed_word_elems * sizeof(T)];
-        bool const was_plain = round_word_quickly<T>(before, rounded[0], native_bfloat16);
-        bool const is_plain = round_word_quickly<T>(after, rounded[1], native_bfloat16);
+        bool const was_plain = round_word_quickly<T>(before, rounded[0]);
+        bool const is_plain = round_word_quickly<T>(after, rounded[1]);
         std::uint64_t const quick = simd::template differing<std::uint16_t>(rounded[0], rounded[1]);
         if (was_plain && is_plain &&
             (quick & simd::outside(rounded[1], plain_words<T>::low, plain_words<T>::high)) == 0) [[likely]]
@@ -64,37 +63,33 @@ ADAMANT_SIMD std::uint64_t word_of_changes(std::byte const* before, std::byte co
         return simd::template differing<std::uint16_t>(rounded[0], rounded[1]);
     }
 }
-template <class T>
-ADAMANT_SIMD void mark_all_changes(std::byte const* before, std::byte const* after, std::size_t n,
-                                   std::uint64_t* changed, bool native_bfloat16)
-{
-    constexpr std::size_t size = std::is_integral_v<T> ? sizeof(T) : sizeof(float);
-    for (; n >= changed_word_elems; n -= changed_word_elems, ++changed) {
-        if (std::uint64_t const word = word_of_changes<T>(before, after, native_bfloat16); word != 0)
-            *changed |= word;
-        before += changed_word_elems * size;
-        after += changed_word_elems * size;
-    }
-    if (n == 0)
-        return;
-    alignas(64) std::byte last[2][changed_word_elems * size] = {};
-    copy_few(last[0], before, n * size);
-    copy_few(last[1], after, n * size);
-    if (std::uint64_t const word = word_of_changes<T>(last[0], last[1], native_bfloat16); word != 0)
-        *changed |= word;
-}
 
+// mark_changes() for elements of `size` bytes, whose words word_of() returns.
+[[gnu::noinline]] inline void mark_words(std::uint64_t (*word_of)(std::byte const*, std::byte const*) noexcept,
+                                         std::size_t size, std::byte const* before, std::byte const* after,
+                                         std::size_t n, std::uint64_t* changed) noexcept
+{
+    float_mode_scope const mode(subnormals::flushed);
+    alignas(64) std::byte last[2][changed_word_elems * sizeof(float)];
+    for (std::size_t const word_bytes = changed_word_elems * size; n != 0; ++changed) {
+        if (n < changed_word_elems) {
+            __builtin_memset(last, 0, sizeof last);
+            copy_few(last[0], before, n * size);
+            copy_few(last[1], after, n * size);
+            before = last[0];
+            after = last[1];
+            n = changed_word_elems;
+        }
+        if (std::uint64_t const word = word_of(before, after); word != 0)
+            *changed |= word;
+        before += word_bytes;
+        after += word_bytes;
+        n -= changed_word_elems;
+    }
+}
 // See mark_changes_function.
 template <class T>
 void mark_changes(std::byte const* before, std::byte const* after, std::size_t n, std::uint64_t* changed) noexcept
 {
-    float_mode_scope const mode(subnormals::flushed);
-    mark_all_changes<T>(before, after, n, changed, false);
-}
-// The same with the instructions of AVX512_BF16.
-[[maybe_unused]] inline void mark_changes_natively(std::byte const* before, std::byte const* after, std::size_t n,
-                                                   std::uint64_t* changed) noexcept
-{
-    float_mode_scope const mode(subnormals::flushed);
-    mark_all_changes<bfloat16>(before, after, n, changed, true);
+    mark_words(word_of_changes<T>, std::is_integral_v<T> ? sizeof(T) : sizeof(float), before, after, n, changed);
 }

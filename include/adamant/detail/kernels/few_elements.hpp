@@ -28,15 +28,17 @@ struct careful_buffer {
 };
 
 namespace generic {
-// The bits of n elements, at most careful_elems, whose published weight differs between two buffers: of float params,
-// or of 16-bit weights. Fills the buffers up. See detail/kernels/few_changes.inl.
-inline std::uint64_t few_changes(array_types const& types, std::byte* before, std::byte* after, std::size_t n) noexcept;
+// A bit for each element whose published weight differs between two buffers that copy_published() has filled. See
+// detail/kernels/few_changes.inl.
+inline std::uint64_t few_changes(array_types const& types, careful_buffer const& before,
+                                 careful_buffer const& after) noexcept;
 } // namespace generic
 
-// Copies n float params, or published weights of 16 bits.
+// Copies n float params, or published weights of 16 bits. The rest of the buffer is zeroed.
 [[gnu::noinline]] inline void copy_published(step_pointers const& a, array_types const& types, std::size_t begin,
                                              std::size_t n, careful_buffer& target) noexcept
 {
+    __builtin_memset(target.floats, 0, sizeof target.floats);
     if (types.param == dtype::float32)
         copy_few(target.floats, a.param + begin * sizeof(float), n * sizeof(float));
     else

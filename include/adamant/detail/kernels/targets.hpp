@@ -96,15 +96,13 @@ namespace avx2 {
 #pragma GCC target("avx2,fma,avx512f,avx512bw,avx512dq,avx512vl")
 #endif
 namespace avx512 {
-#include <adamant/detail/kernels/avx512_differing.inl>
-//
+using avx2::mark_changes; // for copies of weights, not for steps: not worth its code a second time
 #include <adamant/detail/kernels/avx512.inl>
 //
 #include <adamant/detail/kernels/block_squares.inl>
 #include <adamant/detail/kernels/column_scores.inl>
 #include <adamant/detail/kernels/fused_step.inl>
 //
-#include <adamant/detail/kernels/changes.inl>
 #include <adamant/detail/kernels/collect_changes.inl>
 #include <adamant/detail/kernels/gradient.inl>
 #include <adamant/detail/kernels/journal.inl>
@@ -147,6 +145,7 @@ using avx512::clamp_gradient;
 using avx512::group_elems;
 using avx512::join_masters;
 using avx512::largest_bits;
+using avx512::mark_changes;
 using avx512::rollback_step;
 using avx512::round_weights;
 using avx512::split_masters;
@@ -163,14 +162,6 @@ std::byte* recorded_step(step_pointers const& a, std::size_t n, coefficients con
 {
     access.native_bfloat16 = true;
     return avx512::recorded_step<Param, Grad, WeightOut>(a, n, c, access, record);
-}
-template <class T>
-void mark_changes(std::byte const* before, std::byte const* after, std::size_t n, std::uint64_t* changed) noexcept
-{
-    if constexpr (std::is_same_v<T, bfloat16>)
-        avx512::mark_changes_natively(before, after, n, changed);
-    else
-        avx512::mark_changes<T>(before, after, n, changed);
 }
 // Of the processors with AVX512_BF16, only Cooper Lake lacks AVX512_VBMI2 and AVX512_VPOPCNTDQ.
 inline bool has_vbmi2() noexcept
