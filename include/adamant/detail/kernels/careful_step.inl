@@ -141,16 +141,19 @@ ADAMANT_SIMD void split_few(careful_buffer const& source, step_pointers const& a
 {
     coefficient_vectors const c = broadcast(scalars);
     std::uint64_t nonfinite = 0;
-    careful_buffer param, grad, exp_avg, exp_avg_sq, published;
+    careful_buffer param, grad, exp_avg, exp_avg_sq, old_weights;
+    published_weights const published = published_by(a, types);
     for (std::size_t n; begin < end; begin += n) {
         n = end - begin < careful_elems ? end - begin : careful_elems;
-        if (a.changed != nullptr)
-            copy_published(a, types, begin, n, published);
         if (a.copies != nullptr)
             copy_few_states(a, types, begin, n);
         widen_few(types.param, a.param, begin, n, param); // for split masters, too, to fill the last vector up
         if (types.param == dtype::split_float32)
             join_few(a, begin, n, param);
+        if (a.changed != nullptr && published.rounds)
+            narrow_few(types.weight_out, param, old_weights.floats, 0, n);
+        else if (a.changed != nullptr)
+            copy_few(old_weights.floats, published.array + begin * published.elem_bytes, n * published.elem_bytes);
         widen_few(types.grad, a.grad, begin, n, grad);
         widen_few(types.exp_avg, a.exp_avg, begin, n, exp_avg);
         widen_few(types.exp_avg_sq, a.exp_avg_sq, begin, n, exp_avg_sq);
@@ -176,10 +179,11 @@ ADAMANT_SIMD void split_few(careful_buffer const& source, step_pointers const& a
                    begin, n);
         if (types.param != dtype::split_float32)
             narrow_few(types.weight_out, param, a.weight_out, begin, n);
-        if (a.changed != nullptr) {
-            copy_published(a, types, begin, n, grad);
-            set_changed(a.changed, begin, generic::few_changes(types, published, grad), n);
-        }
+        if (a.changed != nullptr)
+            set_changed(a.changed, begin,
+                        differing_few(old_weights.floats, published.array + begin * published.elem_bytes, n,
+                                      published.elem_bytes),
+                        n);
     }
     return nonfinite;
 }

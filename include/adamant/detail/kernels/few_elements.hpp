@@ -27,24 +27,30 @@ struct careful_buffer {
     alignas(64) std::byte floats[careful_elems * sizeof(float)];
 };
 
-namespace generic {
-// A bit for each element whose published weight differs between two buffers that copy_published() has filled. See
-// detail/kernels/few_changes.inl.
-inline std::uint64_t few_changes(array_types const& types, careful_buffer const& before,
-                                 careful_buffer const& after) noexcept;
-} // namespace generic
-
-// Copies n float params, or published weights of 16 bits. The rest of the buffer is zeroed.
-[[gnu::noinline]] inline void copy_published(step_pointers const& a, array_types const& types, std::size_t begin,
-                                             std::size_t n, careful_buffer& target) noexcept
+// The array of the published weights: those that `changed` marks. `rounds`: they are float params, rounded.
+struct published_weights {
+    std::byte const* array;
+    std::size_t elem_bytes;
+    bool rounds;
+};
+inline published_weights published_by(step_pointers const& a, array_types const& types) noexcept
 {
-    __builtin_memset(target.floats, 0, sizeof target.floats);
-    if (types.param == dtype::float32)
-        copy_few(target.floats, a.param + begin * sizeof(float), n * sizeof(float));
-    else
-        copy_few(target.floats,
-                 (types.param == dtype::split_float32 ? a.weight_out : a.param) + begin * sizeof(std::uint16_t),
-                 n * sizeof(std::uint16_t));
+    bool const rounds = types.param == dtype::float32 && size_bytes(types.weight_out) == 2;
+    if (rounds || types.param == dtype::split_float32)
+        return {a.weight_out, 2, rounds};
+    return {a.param, size_bytes(types.param), false};
+}
+
+// A bit for each of n elements of elem_bytes bytes, at most 64 elements of 2 or 4 bytes, in which two arrays differ.
+[[gnu::noinline]] inline std::uint64_t differing_few(std::byte const* a, std::byte const* b, std::size_t n,
+                                                     std::size_t elem_bytes) noexcept
+{
+    std::uint64_t differing = 0;
+    for (std::size_t i = 0; i < n; ++i)
+        if (__builtin_memcmp(a + i * elem_bytes, b + i * elem_bytes, 2) != 0 ||
+            __builtin_memcmp(a + (i + 1) * elem_bytes - 2, b + (i + 1) * elem_bytes - 2, 2) != 0)
+            differing |= std::uint64_t{1} << i;
+    return differing;
 }
 
 // Copies the state of n elements, see state_copies.

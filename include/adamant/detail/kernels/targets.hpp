@@ -51,7 +51,6 @@ using adamant::generic::simd;
 //
 #include <adamant/detail/kernels/changes.inl>
 #include <adamant/detail/kernels/collect_changes.inl>
-#include <adamant/detail/kernels/few_changes.inl>
 // On x86-64 the generic tier takes the other kernels from the reference implementation, and its records are copies.
 #if !defined(__x86_64__)
 #include <adamant/detail/kernels/column_scores.inl>
