@@ -21,7 +21,7 @@ namespace detail {
 
 // The contents of a file in /proc or /sys; empty if it cannot be read. Reads 4 KiB per call, so that the kernel cannot
 // change a short file halfway.
-inline std::string read_file(std::string const& path)
+[[gnu::noinline]] inline std::string read_file(std::string const& path)
 {
     std::string text;
     struct open_file {
@@ -40,7 +40,7 @@ inline std::string read_file(std::string const& path)
 }
 
 // Removes the next word from the front of the text and returns it; empty at the end of the text.
-inline std::string_view next_word(std::string_view& text) noexcept
+[[gnu::noinline]] inline std::string_view next_word(std::string_view& text) noexcept
 {
     constexpr std::string_view spaces = " \t\n";
     text.remove_prefix(std::min(text.find_first_not_of(spaces), text.size()));
@@ -50,7 +50,7 @@ inline std::string_view next_word(std::string_view& text) noexcept
 }
 
 // Removes everything up to and including the next separator from the text, and returns it without the separator.
-inline std::string_view next_part(std::string_view& text, char separator) noexcept
+[[gnu::noinline]] inline std::string_view next_part(std::string_view& text, char separator) noexcept
 {
     std::string_view const part = text.substr(0, text.find(separator));
     text.remove_prefix(std::min(part.size() + 1, text.size()));
@@ -59,7 +59,7 @@ inline std::string_view next_part(std::string_view& text, char separator) noexce
 
 // The number that follows `key` in the text ("MemFree: 12 kB", "inactive_file 12"), in bytes if its unit is kB. With an
 // empty key, the number at the start of the text. Empty if there is no number, as with "max".
-inline std::optional<std::size_t> number_after(std::string_view text, std::string_view key)
+[[gnu::noinline]] inline std::optional<std::size_t> number_after(std::string_view text, std::string_view key)
 {
     for (std::string_view word; word != key && !text.empty();)
         word = next_word(text);

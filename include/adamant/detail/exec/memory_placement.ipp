@@ -7,8 +7,7 @@
 #include <cerrno>
 #include <charconv>
 #include <cstdint>
-#include <cstdio>
-#include <fstream>
+#include <string>
 #include <string_view>
 #include <system_error>
 
@@ -17,6 +16,7 @@
 
 #include <adamant/memory.hpp>
 #include <adamant/detail/core/refused_call.hpp>
+#include <adamant/detail/core/system_file.hpp>
 
 ADAMANT_BEGIN_NAMESPACE
 
@@ -27,24 +27,24 @@ inline void measure_pages(std::uintptr_t begin, std::size_t bytes, memory_placem
 {
     bool in_range = false;
     bool any_in_range = false;
-    std::ifstream file("/proc/self/smaps");
-    for (std::string line; std::getline(file, line);) { // "7f0000000000-7f0000200000 rw-p ...", "Rss:   12 kB", ...
+    std::string const smaps = read_file("/proc/self/smaps");
+    for (std::string_view rest = smaps; !rest.empty();) { // "7f0000000000-7f0000200000 rw-p ...", "Rss:   12 kB", ...
+        std::string_view line = next_part(rest, '\n');
         std::uintptr_t address = 0;
         auto const [after, error] = std::from_chars(line.data(), line.data() + line.size(), address, 16);
-        if (error == std::errc{} && *after == '-') {
+        if (error == std::errc{} && after != line.data() + line.size() && *after == '-') {
             in_range = address >= begin && address - begin < bytes;
             any_in_range = any_in_range || in_range;
         }
-        char key[32];
-        std::size_t kib = 0;
-        if (!in_range || std::sscanf(line.c_str(), "%31[^:]: %zu kB", key, &kib) != 2)
+        if (!in_range)
             continue;
-        std::string_view const field = key;
+        std::string_view const field = next_part(line, ':');
+        std::size_t const field_bytes = number_after(line, {}).value_or(0);
         bool const hugetlb = field == "Private_Hugetlb" || field == "Shared_Hugetlb"; // not counted in Rss
         if (hugetlb || field == "Rss")
-            placement.resident_bytes += kib * 1024;
+            placement.resident_bytes += field_bytes;
         if (hugetlb || field == "AnonHugePages")
-            placement.huge_bytes += kib * 1024;
+            placement.huge_bytes += field_bytes;
     }
     if (!any_in_range)
         placement.notes = "/proc/self/smaps does not show this memory";

@@ -22,7 +22,7 @@ struct cgroup_folder {
 };
 
 // Decodes a path of /proc/self/mountinfo, in which a space is "\040".
-inline std::string mounted_path(std::string_view escaped)
+[[gnu::noinline]] inline std::string mounted_path(std::string_view escaped)
 {
     std::string path;
     for (std::size_t i = 0; i < escaped.size(); ++i) {
@@ -37,7 +37,7 @@ inline std::string mounted_path(std::string_view escaped)
     return path;
 }
 
-inline bool has_part(std::string_view list, char separator, std::string_view part)
+[[gnu::noinline]] inline bool has_part(std::string_view list, char separator, std::string_view part)
 {
     while (!list.empty())
         if (next_part(list, separator) == part)

@@ -47,9 +47,10 @@ ADAMANT_END_NAMESPACE
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
-#include <fstream>
 #include <string_view>
 #include <system_error>
+
+#include <unistd.h>
 
 #include <adamant/detail/topology/hwloc.hpp>
 #include <adamant/detail/topology/hwloc_machine.hpp>
@@ -83,7 +84,7 @@ ADAMANT_DECL machine live_machine()
 
 ADAMANT_DECL machine machine_from_xml(std::string const& path)
 {
-    if (!std::ifstream(path))
+    if (::access(path.c_str(), R_OK) != 0)
         detail::throw_unavailable({"the topology file \"", path, "\" cannot be opened: ", std::strerror(errno)});
     std::string const text = detail::read_file(path);
     if (std::string const problem = detail::problem_of_xml(text); !problem.empty())
