@@ -168,8 +168,6 @@ namespace kernel {
 [[nodiscard]] std::size_t step_elems_for(isa tier) noexcept;
 /// Marks changes of the published weights of a shard of these types. It compares compared_array().
 [[nodiscard]] mark_changes_function mark_changes_for(shard_dtypes const& types, isa tier) noexcept;
-/// Kernels that count and collect changed weights.
-[[nodiscard]] change_kernels change_kernels_for(isa tier) noexcept;
 } // namespace kernel
 
 #if defined(ADAMANT_HEADER_ONLY)

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The AVX2 + FMA facade. detail/kernels/targets.hpp includes it; detail/kernels/generic.hpp documents its functions.
+// The AVX2 + FMA facade. detail/kernels/step_kernels.inl includes it; detail/kernels/generic.hpp documents its functions.
 
 struct simd {
     static constexpr std::size_t lanes = 8;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The AVX-512 facade. detail/kernels/targets.hpp includes it; detail/kernels/generic.hpp documents its functions. It
+// The AVX-512 facade. detail/kernels/step_kernels.inl includes it; detail/kernels/generic.hpp documents its functions. It
 // serves AVX512_BF16, too, which adds instructions that convert to bfloat16.
 
 struct simd {

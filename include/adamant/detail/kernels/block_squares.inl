@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The sum of squares of one block of a gradient. detail/kernels/targets.hpp includes it once per instruction set, each
+// The sum of squares of one block of a gradient. detail/kernels/step_kernels.inl includes it once per instruction set, each
 // time in a separate namespace with a facade `simd`.
 //
 // Computes float partial sums, as reference::block_squares() does. If the result is not safe, the reference

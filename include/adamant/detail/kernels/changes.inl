@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Marks the elements whose published weight a step has changed. detail/kernels/targets.hpp includes it once per
+// Marks the elements whose published weight a step has changed. detail/kernels/step_kernels.inl includes it once per
 // instruction set, after detail/kernels/fused_step.inl.
 //
 // The fast paths mark changes when they store params, see detail/kernels/stores.inl. The functions here compare arrays:

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Counts and collects changed weights. detail/kernels/targets.hpp includes it once per instruction set, and once more
+// Counts and collects changed weights. detail/kernels/collect_kernels.hpp includes it once per instruction set, and once more
 // with ADAMANT_VBMI2 inside a region for AVX512_VBMI2.
 
 // Numbers of bits, counted from the first word, that are found and not yet in the caller's arrays.

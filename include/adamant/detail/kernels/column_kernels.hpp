@@ -10,7 +10,61 @@
 #include <adamant/detail/kernels/dispatch.hpp>
 #include <adamant/detail/numerics/column_score.hpp>
 
+#define ADAMANT_KERNELS <adamant/detail/kernels/column_scores.inl>
+#include <adamant/detail/kernels/for_each_target.inl>
+
 ADAMANT_BEGIN_NAMESPACE
+
+namespace kernel {
+
+namespace scalar {
+
+template <class Grad>
+std::uint32_t largest_bits(std::byte const* grad, std::size_t n) noexcept
+{
+    std::uint32_t largest = 0;
+    for (std::size_t i = 0; i < n; ++i) {
+        float const g = widen(load_unaligned<Grad>(grad + i * sizeof(Grad)));
+        std::uint32_t const bits = std::bit_cast<std::uint32_t>(g) & float_abs_mask;
+        largest = largest < bits ? bits : largest;
+    }
+    return largest;
+}
+
+template <class Grad, bool Squares>
+bool add_column_scores(std::byte const* grad, std::size_t row_bytes, std::size_t rows, std::size_t columns, float scale,
+                       std::uint32_t* sums) noexcept
+{
+    float_mode_scope const mode(subnormals::kept);
+    for (std::size_t row = 0; row < rows; ++row)
+        for (std::size_t c = 0; c < columns; ++c)
+            sums[c] += reference::column_score_of(
+                widen(load_unaligned<Grad>(grad + row * row_bytes + c * sizeof(Grad))), scale, Squares);
+    return true;
+}
+
+} // namespace scalar
+
+#if defined(__x86_64__)
+namespace avx512_bf16 {
+using avx512::add_column_scores;
+using avx512::largest_bits;
+} // namespace avx512_bf16
+#endif
+
+template <class Grad>
+[[nodiscard]] largest_bits_function largest_bits_for(isa tier) noexcept
+{
+    ADAMANT_FOR_FAST_TIER(tier, (scalar::largest_bits<Grad>), largest_bits<Grad>);
+}
+template <class Grad, bool Squares>
+[[nodiscard]] column_scores_function column_scores_for(isa tier) noexcept
+{
+    ADAMANT_FOR_FAST_TIER(tier, (scalar::add_column_scores<Grad, Squares>), add_column_scores<Grad, Squares>);
+}
+
+} // namespace kernel
+
 namespace detail {
 
 struct column_kernels {

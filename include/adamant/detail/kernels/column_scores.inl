@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The scores of a gradient's columns, as detail/numerics/column_score.hpp defines them, and the gradient's largest
-// magnitude. detail/kernels/targets.hpp includes it once per instruction set.
+// magnitude. detail/kernels/column_kernels.hpp includes it once per instruction set.
 
 // Loads two vectors. bfloat16 is split into even and odd elements, which takes the fewest instructions;
 // add_column_scores() restores the order of the sums at its end.

@@ -143,57 +143,6 @@ void mark_changes(std::byte const* before, std::byte const* after, std::size_t n
     }
 }
 
-inline std::size_t count_changes(std::uint64_t const* words, std::size_t n) noexcept
-{
-    std::size_t count = 0;
-    for (std::size_t i = 0; i < n * changed_word_elems; ++i)
-        count += words[i / changed_word_elems] >> i % changed_word_elems & 1;
-    return count;
-}
-
-inline void collect_changes(std::uint64_t* words, std::size_t n, std::byte const* weights, std::size_t weight_bytes,
-                            std::uint64_t first_index, bool clear, changed_weights_out const& out) noexcept
-{
-    std::size_t count = 0;
-    for (std::size_t i = 0; i < n * changed_word_elems; ++i) {
-        if ((words[i / changed_word_elems] >> i % changed_word_elems & 1) == 0)
-            continue;
-        if (out.indices != nullptr)
-            out.indices[count] = static_cast<std::uint32_t>(first_index + i);
-        else
-            out.wide_indices[count] = first_index + i;
-        if (out.values != nullptr)
-            std::memcpy(out.values + count * weight_bytes, weights + i * weight_bytes, weight_bytes);
-        ++count;
-    }
-    for (std::size_t w = 0; w < n && clear; ++w)
-        words[w] = 0;
-}
-
-template <class Grad>
-std::uint32_t largest_bits(std::byte const* grad, std::size_t n) noexcept
-{
-    std::uint32_t largest = 0;
-    for (std::size_t i = 0; i < n; ++i) {
-        float const g = widen(load_unaligned<Grad>(grad + i * sizeof(Grad)));
-        std::uint32_t const bits = std::bit_cast<std::uint32_t>(g) & float_abs_mask;
-        largest = largest < bits ? bits : largest;
-    }
-    return largest;
-}
-
-template <class Grad, bool Squares>
-bool add_column_scores(std::byte const* grad, std::size_t row_bytes, std::size_t rows, std::size_t columns, float scale,
-                       std::uint32_t* sums) noexcept
-{
-    float_mode_scope const mode(subnormals::kept);
-    for (std::size_t row = 0; row < rows; ++row)
-        for (std::size_t c = 0; c < columns; ++c)
-            sums[c] += reference::column_score_of(
-                widen(load_unaligned<Grad>(grad + row * row_bytes + c * sizeof(Grad))), scale, Squares);
-    return true;
-}
-
 } // namespace scalar
 
 // Returns the function of a tier; on the scalar tier, the expression on_scalar, which may be null. ADAMANT_FOR_TIER is
@@ -291,16 +240,7 @@ template <class WeightOut>
 template <class T>
 [[nodiscard]] mark_changes_function mark_changes_for(isa tier) noexcept
 {
-    ADAMANT_FOR_TIER(tier, (scalar::mark_changes<T>), mark_changes<T>);
-}
-
-[[nodiscard]] inline count_changes_function count_changes_for(isa tier) noexcept
-{
-    ADAMANT_FOR_TIER(tier, (scalar::count_changes), count_changes);
-}
-[[nodiscard]] inline collect_changes_function collect_changes_for(isa tier) noexcept
-{
-    ADAMANT_FOR_TIER(tier, (scalar::collect_changes), collect_changes);
+    ADAMANT_FOR_FAST_TIER(tier, (scalar::mark_changes<T>), mark_changes<T>);
 }
 
 template <class Grad>
@@ -308,20 +248,6 @@ template <class Grad>
 {
     ADAMANT_FOR_FAST_TIER(tier, (scalar::add_scaled<Grad>), add_scaled<Grad>);
 }
-template <class Grad>
-[[nodiscard]] largest_bits_function largest_bits_for(isa tier) noexcept
-{
-    ADAMANT_FOR_FAST_TIER(tier, (scalar::largest_bits<Grad>), largest_bits<Grad>);
-}
-template <class Grad, bool Squares>
-[[nodiscard]] column_scores_function column_scores_for(isa tier) noexcept
-{
-    ADAMANT_FOR_FAST_TIER(tier, (scalar::add_column_scores<Grad, Squares>), add_column_scores<Grad, Squares>);
-}
-
-#undef ADAMANT_FOR_TIER
-#undef ADAMANT_FOR_FAST_TIER
-
 } // namespace kernel
 
 ADAMANT_END_NAMESPACE

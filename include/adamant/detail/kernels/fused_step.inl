@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The fused step. detail/kernels/targets.hpp includes it once per instruction set, each time in a separate namespace
+// The fused step. detail/kernels/step_kernels.inl includes it once per instruction set, each time in a separate namespace
 // with a facade `simd`.
 //
 // dtypes    param, grad, moments and weight_out are widened exactly to float32, and narrowed to nearest even

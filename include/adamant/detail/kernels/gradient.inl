@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Preprocessing of gradients before a step: accumulation over micro-steps, zeroing of infinities and NaNs, and
 // clamping. Also joins and splits masters for steps that leave a record. Works on pieces that stay in cache.
-// detail/kernels/targets.hpp includes it once per instruction set, after detail/kernels/fused_step.inl.
+// detail/kernels/step_kernels.inl includes it once per instruction set, after detail/kernels/fused_step.inl.
 
 // Adds one vector, or its first elements, of two gradients, as reference::added(). Sum is void if there is nothing to
 // add to.

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // A step that writes a record from which every bit of param, exp_avg and exp_avg_sq can be restored, and the rollback.
-// detail/kernels/targets.hpp includes it once per instruction set, after detail/kernels/fused_step.inl.
+// detail/kernels/step_kernels.inl includes it once per instruction set, after detail/kernels/fused_step.inl.
 //
 // A step loses little information: the inverse of the formula returns the old values up to a few units in the last
 // place. So the record holds the differences, in a code of 16 bits per element. The step checks for each group whether

@@ -146,10 +146,6 @@ struct changed_weights_out {
 using collect_changes_function = void (*)(std::uint64_t* words, std::size_t n, std::byte const* weights,
                                           std::size_t weight_bytes, std::uint64_t first_index, bool clear,
                                           changed_weights_out const& out) noexcept;
-struct change_kernels {
-    count_changes_function count;
-    collect_changes_function collect;
-};
 
 // The bits of the largest magnitude of n gradients, as a float; at least those of infinity if one is not finite.
 using largest_bits_function = std::uint32_t (*)(std::byte const* grad, std::size_t n) noexcept;

@@ -58,10 +58,6 @@ ADAMANT_DECL mark_changes_function mark_changes_for(shard_dtypes const& types, i
     return types[shard_array::weight_out] == dtype::bfloat16 ? mark_changes_for<bfloat16>(tier)
                                                              : mark_changes_for<float16>(tier);
 }
-ADAMANT_DECL change_kernels change_kernels_for(isa tier) noexcept
-{
-    return {count_changes_for(tier), collect_changes_for(tier)};
-}
 ADAMANT_DECL sum_kernels_function sum_kernels_of(dtype sum) noexcept
 {
     switch (sum) {

@@ -13,6 +13,7 @@
 #include <adamant/changes.hpp>
 #include <adamant/error.hpp>
 #include <adamant/detail/exec/for_each_part.hpp>
+#include <adamant/detail/kernels/collect_kernels.hpp>
 
 ADAMANT_BEGIN_NAMESPACE
 
@@ -89,13 +90,14 @@ std::size_t collect_changed_weights(executor const& cpu, tracked_weights const& 
         throw_invalid_argument({"cannot collect the values of ", counted(tracked.size(), "weight"),
                                 ": weights is null. Pass the weights, or a null pointer for values."});
     parts.clear_rest();
-    kernel::change_kernels const kernels = kernel::change_kernels_for(cpu.tier());
+    kernel::count_changes_function const count_changes = kernel::count_changes_for(cpu.tier());
+    kernel::collect_changes_function const collect_changes = kernel::collect_changes_for(cpu.tier());
     std::size_t const weight_bytes = tracked.weight_bytes();
     // Each part is counted, which reads its bits into the cache, and collected as soon as those before it are counted.
     // Threads wait for nothing else. ends[part]: number of changes up to the part's end, plus 1; 0 before it is known.
     std::vector<std::atomic<std::size_t>> ends(parts.count());
     parts.for_each_in_order([&](std::size_t part, std::size_t word, std::size_t n) {
-        std::size_t const count = kernels.count(tracked.changed() + word, n);
+        std::size_t const count = count_changes(tracked.changed() + word, n);
         std::size_t begin = 0;
         if (part != 0) {
             ends[part - 1].wait(0, std::memory_order_acquire);
@@ -113,7 +115,7 @@ std::size_t collect_changed_weights(executor const& cpu, tracked_weights const& 
         if (values != nullptr)
             out.values = static_cast<std::byte*>(values) + begin * weight_bytes;
         std::size_t const element = word * kernel::changed_word_elems;
-        kernels.collect(tracked.changed() + word, n,
+        collect_changes(tracked.changed() + word, n,
                         values == nullptr ? nullptr : tracked.weights() + element * weight_bytes, weight_bytes,
                         options.first_index + element, options.clear, out);
     });
@@ -163,10 +165,10 @@ ADAMANT_DECL std::size_t count_changed_weights(executor const& cpu, tracked_weig
 {
     detail::changed_parts const parts(cpu, tracked);
     parts.clear_rest();
-    kernel::change_kernels const kernels = kernel::change_kernels_for(cpu.tier());
+    kernel::count_changes_function const count_changes = kernel::count_changes_for(cpu.tier());
     std::vector<std::size_t> counts(parts.count());
     parts.for_each([&](std::size_t part, std::size_t word, std::size_t n) {
-        counts[part] = kernels.count(tracked.changed() + word, n);
+        counts[part] = count_changes(tracked.changed() + word, n);
     });
     std::size_t total = 0;
     for (std::size_t const each : counts)
