@@ -88,13 +88,13 @@ void step(std::size_t n)
         std::is_void_v<WeightOut> ? nullptr : reinterpret_cast<std::byte*>(weight_out.data())};
     adamant::coefficients const c =
         adamant::make_coefficients({.lr = 1e-5, .weight_decay = 0.01, .mode = adamant::decay_mode::decoupled}, 1000);
-    adamant::kernel::step_for<Param, Grad, ExpAvg, ExpAvgSq, WeightOut>(isa::generic)(arrays, 0, n, c, false);
+    adamant::kernel::step_for<Param, Grad, ExpAvg, ExpAvgSq, WeightOut>(isa::neon)(arrays, 0, n, c, false);
 }
 template <class Grad>
 void sum(std::size_t n)
 {
     std::vector<Grad> grad;
-    if (!(adamant::kernel::block_squares_for<Grad>(isa::generic)(filled_grad(grad), n).sum >= 0))
+    if (!(adamant::kernel::block_squares_for<Grad>(isa::neon)(filled_grad(grad), n).sum >= 0))
         std::exit(1);
 }
 

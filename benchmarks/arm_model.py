@@ -9,7 +9,7 @@
 Each kernel is compiled for AArch64 (arm_model.cpp) and run over ordinary data.
 
 counted    qemu-aarch64 -singlestep -d exec,nochain writes a line for each instruction that it executes in a function of
-           kernel::generic (-dfilter). Instructions an element are the lines of a run over 2048 elements less those of
+           kernel::neon (-dfilter). Instructions an element are the lines of a run over 2048 elements less those of
            one over 1024, over 1024: what a call costs whatever its length is not in it.
 estimated  The loop is what that trace shows between two executions of its most frequent instruction, so it is what ran,
            in that order, wherever a compiler has put it. llvm-mca gives the cycles of 100 further turns of it with data
@@ -71,15 +71,15 @@ def compile_driver(compiler, xsimd, folder):
 
 
 def kernel_ranges(program):
-    """Where the functions of kernel::generic are, as -dfilter takes it."""
+    """Where the functions of kernel::neon are, as -dfilter takes it."""
     ranges = []
     for line in output_of(["aarch64-linux-gnu-nm", "-C", "-S", program]).splitlines():
         found = re.fullmatch(r"(\w+) (\w+) [tTwW] (.*)", line)
-        if found and "kernel::generic::" in found[3]:
+        if found and "kernel::neon::" in found[3]:
             start = int(found[1], 16)
             ranges.append(f"{start:#x}..{start + int(found[2], 16) - 1:#x}")
     if not ranges:
-        raise RuntimeError(f"{program} has no functions of kernel::generic")
+        raise RuntimeError(f"{program} has no functions of kernel::neon")
     return ",".join(ranges)
 
 

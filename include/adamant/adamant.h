@@ -127,7 +127,7 @@ typedef struct adamant_executor adamant_executor;
 /** Options of adamant_executor_create(). */
 typedef struct adamant_executor_options {
     size_t struct_bytes;  /**< size of this struct; set by the init function */
-    const char* isa;      /**< "scalar", "generic", "avx2", "avx512" or "avx512_bf16"; may be null or "automatic": the
+    const char* isa;      /**< "scalar", "neon", "avx2", "avx512" or "avx512_bf16"; may be null or "automatic": the
                            * environment variable ADAMANT_ISA if it is set, else the best of this CPU */
     const char* pus;      /**< PUs of the threads, "0-3,8" or "0xf"; may be null or "": one PU of each allowed core */
     uint32_t threads;     /**< 0: one on each PU. 1: the caller, unless pus is given; asynchronous steps then run in an
@@ -647,8 +647,8 @@ typedef struct adamant_optimizer_options {
 } adamant_optimizer_options;
 /** journal_budget_bytes limits the records for the rollback of a step; the library never allocates more than one step's
  * records can take. With float32 or split params and float32 moments, records take, in bytes per element, 2 in the
- * first step, 2.1 to 2.3 in ordinary training and at most 14 (12 with the instruction sets scalar and, on x86,
- * generic); with 16-bit params and float32 moments 10, or in models of 4 million elements and more, with params
+ * first step, 2.1 to 2.3 in ordinary training and at most 14 (12 with the instruction set scalar);
+ * with 16-bit params and float32 moments 10, or in models of 4 million elements and more, with params
  * rounded to nearest, 4 to 4.2 and at most 12; with other types as much as params and moments (6, 8 or 10), each array
  * a multiple of 64 bytes; and an eighth more for unused parts of pages. ADAMANT_AUTOMATIC_BYTES is 3 bytes per element
  * with the types of the first case, the size of params and moments with others, and the maximum with keep_last_step. A

@@ -14,14 +14,14 @@ ADAMANT_BEGIN_NAMESPACE
 enum class isa : std::uint8_t {
     automatic,   ///< in a request: the fastest that the CPU supports; never in a report
     scalar,      ///< the reference implementation, one element at a time
-    generic,     ///< the architecture's baseline: NEON on Arm, SSE2 on x86-64
+    neon,        ///< NEON, which every AArch64 processor has
     avx2,        ///< AVX2 and FMA
     avx512,      ///< AVX-512 F, BW, DQ and VL
     avx512_bf16, ///< avx512 and AVX512_BF16's conversion
 };
 
 /// All tiers from the slowest to the fastest, without `automatic`.
-inline constexpr isa all_isas[] = {isa::scalar, isa::generic, isa::avx2, isa::avx512, isa::avx512_bf16};
+inline constexpr isa all_isas[] = {isa::scalar, isa::neon, isa::avx2, isa::avx512, isa::avx512_bf16};
 
 /// Returns the tier's name in reports, in ADAMANT_ISA and on command lines.
 [[nodiscard]] constexpr std::string_view name(isa tier) noexcept
@@ -29,7 +29,7 @@ inline constexpr isa all_isas[] = {isa::scalar, isa::generic, isa::avx2, isa::av
     switch (tier) {
     case isa::automatic: return "automatic";
     case isa::scalar: return "scalar";
-    case isa::generic: return "generic";
+    case isa::neon: return "neon";
     case isa::avx2: return "avx2";
     case isa::avx512: return "avx512";
     case isa::avx512_bf16: return "avx512_bf16";

@@ -204,7 +204,7 @@ struct optimizer_options {
     /// record takes, in bytes an element, by the types of param and moments:
     ///
     /// - float32 or split_float32, moments float32: 2 in a first step, 2.1 to 2.3 in training, 14 at most; 12 with tier
-    ///   scalar, or generic on x86
+    ///   scalar
     /// - float32, moments bfloat16: 8
     /// - float32, one moment of each type: 10
     /// - 16 bits, moments float32: 10; rounded to nearest, in models of 4 million elements and more, 4.0 to 4.2

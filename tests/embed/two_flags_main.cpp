@@ -16,7 +16,7 @@ char const* native_abi();
 int main()
 {
     std::vector<float> param(100, 0.5f), grad(100, 0.1f), exp_avg(100), exp_avg_sq(100);
-    step(adamant::executor({.tier = adamant::isa::generic}), adamant::shard(param, grad, exp_avg, exp_avg_sq), {}, 1);
+    step(adamant::executor({.tier = adamant::isa::scalar}), adamant::shard(param, grad, exp_avg, exp_avg_sq), {}, 1);
     bool const same = std::memcmp(param.data(), native_step().data(), 100 * sizeof(float)) == 0;
     bool const apart = std::strcmp(native_abi(), ADAMANT_TEXT(ADAMANT_FLAGS_ABI)) != 0;
     std::printf("bits %s, namespaces %s and %s\n", same ? "same" : "differ", ADAMANT_TEXT(ADAMANT_FLAGS_ABI),

@@ -13,7 +13,7 @@ char const* native_abi();
 std::vector<float> native_step()
 {
     std::vector<float> param(100, 0.5f), grad(100, 0.1f), exp_avg(100), exp_avg_sq(100);
-    step(adamant::executor({.tier = adamant::isa::generic}), adamant::shard(param, grad, exp_avg, exp_avg_sq), {}, 1);
+    step(adamant::executor({.tier = adamant::isa::scalar}), adamant::shard(param, grad, exp_avg, exp_avg_sq), {}, 1);
     return param;
 }
 

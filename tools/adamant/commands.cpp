@@ -31,8 +31,8 @@ std::span<command const> commands()
          "those of every other machine. Exit status 0: the same; 1: not, and the first combination that differs is "
          "named.",
          {
-             {"--isa", "NAME", "automatic (default; obeys ADAMANT_ISA), scalar, generic, avx2, avx512 or avx512_bf16",
-              "automatic scalar generic avx2 avx512 avx512_bf16"},
+             {"--isa", "NAME", "automatic (default; obeys ADAMANT_ISA), scalar, neon, avx2, avx512 or avx512_bf16",
+              "automatic scalar neon avx2 avx512 avx512_bf16"},
              {"--threads", "N", "0 (default): one per core that this process may use"},
              {"--json", "", "the result as one JSON object"},
          },

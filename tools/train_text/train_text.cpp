@@ -66,7 +66,7 @@ constexpr char const* help = R"(train_text: trains a small language model on the
   --text FILE         the text to learn instead of /usr/share/common-licenses
   --threads N         of the optimizer (default 0: all)
   --cores-perc SHARE  instead: the optimizer's share of the cores, such as 0.8
-  --isa NAME          automatic (default), scalar, generic, avx2, avx512 or
+  --isa NAME          automatic (default), scalar, neon, avx2, avx512 or
                       avx512_bf16
   --loss-scale SCALE  dynamic (default), or a number
   --checkpoint FILE   where to save

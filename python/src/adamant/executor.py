@@ -136,7 +136,7 @@ class Executor(Handle):
 
     Parameters
     ----------
-    isa : {"scalar", "generic", "avx2", "avx512", "avx512_bf16"} or None, default None
+    isa : {"scalar", "neon", "avx2", "avx512", "avx512_bf16"} or None, default None
         Instruction set. Does not change any bit of a result. None: the environment variable ADAMANT_ISA, or the best
         of this CPU.
     cores : str, iterable of int or None, default None

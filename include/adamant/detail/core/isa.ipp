@@ -20,15 +20,16 @@ ADAMANT_DECL bool is_available(isa tier) noexcept
         return is_available(isa::avx2) && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
     case isa::avx512_bf16: return is_available(isa::avx512) && __builtin_cpu_supports("avx512bf16");
-    default: break;
+    default: return tier == isa::scalar;
     }
+#else
+    return tier == isa::scalar || tier == isa::neon;
 #endif
-    return tier == isa::scalar || tier == isa::generic;
 }
 
 ADAMANT_DECL isa best_available_isa() noexcept
 {
-    isa best = isa::generic;
+    isa best = isa::scalar;
     for (isa const tier : all_isas)
         if (tier > best && is_available(tier))
             best = tier;
@@ -56,7 +57,7 @@ ADAMANT_DECL isa parse_isa(std::string_view text)
         if (text == name(tier))
             return tier;
     detail::throw_invalid_argument({"cannot parse instruction set '", text,
-                                    "': unknown name. Use automatic, scalar, generic, avx2, avx512 or avx512_bf16."});
+                                    "': unknown name. Use automatic, scalar, neon, avx2, avx512 or avx512_bf16."});
 }
 
 ADAMANT_DECL isa resolve_isa(isa request)

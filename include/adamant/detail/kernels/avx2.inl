@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The AVX2 + FMA facade. detail/kernels/step_kernels.inl includes it; detail/kernels/generic.hpp documents its functions.
+// The AVX2 + FMA facade. detail/kernels/step_kernels.inl includes it; detail/kernels/neon.hpp documents its functions.
 
 struct simd {
     static constexpr std::size_t lanes = 8;
@@ -7,7 +7,6 @@ struct simd {
     static constexpr std::size_t vectors_of_bfloat16 = 2; // no array is read twice, so more would not fit in registers
     static constexpr bool can_stream = true;
     static constexpr bool has_masks = false;
-    static constexpr bool has_fast_paths = true;
     static constexpr bool may_have_bfloat16 = false;
     static constexpr bool interleaves = true;
     using f32 = __m256;
@@ -223,7 +222,7 @@ struct simd {
     {
         return words_unless(_mm256_cmpeq_epi16(a[0], b[0]), _mm256_cmpeq_epi16(a[1], b[1]));
     }
-    // See detail/kernels/generic.hpp.
+    // See detail/kernels/neon.hpp.
     template <class Bits>
     ADAMANT_SIMD static std::uint64_t differing(std::byte const* a, std::byte const* b)
     {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The AVX-512 facade. detail/kernels/step_kernels.inl includes it; detail/kernels/generic.hpp documents its functions. It
+// The AVX-512 facade. detail/kernels/step_kernels.inl includes it; detail/kernels/neon.hpp documents its functions. It
 // serves AVX512_BF16, too, which adds instructions that convert to bfloat16.
 
 struct simd {
@@ -8,7 +8,6 @@ struct simd {
     static constexpr std::size_t vectors_of_bfloat16 = 2;
     static constexpr bool can_stream = true;
     static constexpr bool has_masks = true;
-    static constexpr bool has_fast_paths = true;
     static constexpr bool may_have_bfloat16 = true;
     static constexpr bool interleaves = true;
     using f32 = __m512;

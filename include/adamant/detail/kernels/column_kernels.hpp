@@ -55,12 +55,12 @@ using avx512::largest_bits;
 template <class Grad>
 [[nodiscard]] largest_bits_function largest_bits_for(isa tier) noexcept
 {
-    ADAMANT_FOR_FAST_TIER(tier, (scalar::largest_bits<Grad>), largest_bits<Grad>);
+    ADAMANT_FOR_TIER(tier, (scalar::largest_bits<Grad>), largest_bits<Grad>);
 }
 template <class Grad, bool Squares>
 [[nodiscard]] column_scores_function column_scores_for(isa tier) noexcept
 {
-    ADAMANT_FOR_FAST_TIER(tier, (scalar::add_column_scores<Grad, Squares>), add_column_scores<Grad, Squares>);
+    ADAMANT_FOR_TIER(tier, (scalar::add_column_scores<Grad, Squares>), add_column_scores<Grad, Squares>);
 }
 
 } // namespace kernel

@@ -145,9 +145,7 @@ void mark_changes(std::byte const* before, std::byte const* after, std::size_t n
 
 } // namespace scalar
 
-// Returns the function of a tier; on the scalar tier, the expression on_scalar, which may be null. ADAMANT_FOR_TIER is
-// for functions that the generic tier implements on x86, too, and ADAMANT_FOR_FAST_TIER for functions that it takes
-// from the scalar tier there.
+// Returns the function of a tier; on the scalar tier, the expression on_scalar, which may be null.
 #if defined(ADAMANT_EMULATED_AVX512) // this build has only these tiers and the reference implementation
 #define ADAMANT_FOR_TIER(tier, on_scalar, ...)                                                                         \
     if ((tier) == isa::scalar)                                                                                         \
@@ -155,22 +153,16 @@ void mark_changes(std::byte const* before, std::byte const* after, std::size_t n
     if ((tier) == isa::avx512_bf16)                                                                                    \
         return avx512_bf16::__VA_ARGS__;                                                                               \
     return avx512::__VA_ARGS__
-#define ADAMANT_FOR_FAST_TIER ADAMANT_FOR_TIER
 #elif defined(__x86_64__)
-#define ADAMANT_FOR_FAST_TIER(tier, on_scalar, ...)                                                                    \
+#define ADAMANT_FOR_TIER(tier, on_scalar, ...)                                                                         \
     switch (tier) {                                                                                                    \
     case isa::avx2: return avx2::__VA_ARGS__;                                                                          \
     case isa::avx512: return avx512::__VA_ARGS__;                                                                      \
     case isa::avx512_bf16: return avx512_bf16::__VA_ARGS__;                                                            \
     default: return on_scalar;                                                                                         \
     }
-#define ADAMANT_FOR_TIER(tier, on_scalar, ...)                                                                         \
-    if ((tier) == isa::generic)                                                                                        \
-        return generic::__VA_ARGS__;                                                                                   \
-    ADAMANT_FOR_FAST_TIER(tier, on_scalar, __VA_ARGS__)
 #else
-#define ADAMANT_FOR_TIER(tier, on_scalar, ...) return (tier) == isa::scalar ? on_scalar : generic::__VA_ARGS__
-#define ADAMANT_FOR_FAST_TIER ADAMANT_FOR_TIER
+#define ADAMANT_FOR_TIER(tier, on_scalar, ...) return (tier) == isa::scalar ? on_scalar : neon::__VA_ARGS__
 #endif
 
 // Elements of a group, which a step of the tier computes together.
@@ -199,54 +191,54 @@ template <class Grad>
 template <class Param, class Grad, class WeightOut>
 [[nodiscard]] recorded_step_function recorded_step_for(isa tier) noexcept
 {
-    ADAMANT_FOR_FAST_TIER(tier, nullptr, recorded_step<Param, Grad, WeightOut>);
+    ADAMANT_FOR_TIER(tier, nullptr, recorded_step<Param, Grad, WeightOut>);
 }
 
 template <class Grad>
 [[nodiscard]] rollback_function rollback_for(isa tier) noexcept
 {
-    ADAMANT_FOR_FAST_TIER(tier, nullptr, rollback_step<Grad>);
+    ADAMANT_FOR_TIER(tier, nullptr, rollback_step<Grad>);
 }
 
 // Sum is void if there is nothing to add to.
 template <class Grad, class Sum, class Out>
 [[nodiscard]] add_gradients_function add_gradients_for(isa tier) noexcept
 {
-    ADAMANT_FOR_FAST_TIER(tier, (scalar::add_gradients<Grad, Sum, Out>), add_gradients<Grad, Sum, Out>);
+    ADAMANT_FOR_TIER(tier, (scalar::add_gradients<Grad, Sum, Out>), add_gradients<Grad, Sum, Out>);
 }
 
 // Null on the scalar tier, whose records are copies.
 [[nodiscard]] inline join_function join_masters_for(isa tier) noexcept
 {
-    ADAMANT_FOR_FAST_TIER(tier, nullptr, join_masters);
+    ADAMANT_FOR_TIER(tier, nullptr, join_masters);
 }
 [[nodiscard]] inline split_function split_masters_for(isa tier) noexcept
 {
-    ADAMANT_FOR_FAST_TIER(tier, nullptr, split_masters);
+    ADAMANT_FOR_TIER(tier, nullptr, split_masters);
 }
 
 [[nodiscard]] inline clamp_gradient_function clamp_gradient_for(isa tier) noexcept
 {
-    ADAMANT_FOR_FAST_TIER(tier, (scalar::clamp_gradient), clamp_gradient);
+    ADAMANT_FOR_TIER(tier, (scalar::clamp_gradient), clamp_gradient);
 }
 
 template <class WeightOut>
 [[nodiscard]] round_weights_function round_weights_for(isa tier) noexcept
 {
-    ADAMANT_FOR_FAST_TIER(tier, (scalar::round_weights<WeightOut>), round_weights<WeightOut>);
+    ADAMANT_FOR_TIER(tier, (scalar::round_weights<WeightOut>), round_weights<WeightOut>);
 }
 
 // T: std::uint16_t or std::uint32_t for arrays of that size, or the type of weight_out, to which floats are rounded.
 template <class T>
 [[nodiscard]] mark_changes_function mark_changes_for(isa tier) noexcept
 {
-    ADAMANT_FOR_FAST_TIER(tier, (scalar::mark_changes<T>), mark_changes<T>);
+    ADAMANT_FOR_TIER(tier, (scalar::mark_changes<T>), mark_changes<T>);
 }
 
 template <class Grad>
 [[nodiscard]] add_scaled_function add_scaled_of(isa tier) noexcept
 {
-    ADAMANT_FOR_FAST_TIER(tier, (scalar::add_scaled<Grad>), add_scaled<Grad>);
+    ADAMANT_FOR_TIER(tier, (scalar::add_scaled<Grad>), add_scaled<Grad>);
 }
 } // namespace kernel
 

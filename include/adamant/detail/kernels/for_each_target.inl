@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Includes ADAMANT_KERNELS, a file of kernels, once for each instruction set that the binary contains, without any -m
-// flag: for the generic facade, and inside a target region for each x86 tier. Each time it is in the namespace of a
-// tier, which ADAMANT_TARGET names. detail/kernels/targets.hpp includes this file first, for the kernels of a step.
+// flag: for NEON on AArch64, and on x86-64 inside a target region for each tier. Each time it is in the namespace of
+// the tier, which ADAMANT_TARGET names. detail/kernels/targets.hpp includes this file first, for the kernels of a step.
 //
 // Rules for code inside a region: include every header before the region opens; use no standard algorithms, containers
 // or lambdas; pass only pointers, sizes and plain structs into and out of it. A function that breaks these rules is
@@ -17,12 +17,6 @@
 ADAMANT_BEGIN_NAMESPACE
 
 namespace kernel {
-
-#define ADAMANT_TARGET ADAMANT_TARGET_GENERIC
-namespace generic {
-#include ADAMANT_KERNELS
-} // namespace generic
-#undef ADAMANT_TARGET
 
 #if defined(__x86_64__)
 
@@ -63,7 +57,15 @@ namespace avx512 {
 #pragma GCC pop_options
 #endif
 
-#endif // __x86_64__
+#else
+
+#define ADAMANT_TARGET ADAMANT_TARGET_NEON
+namespace neon {
+#include ADAMANT_KERNELS
+} // namespace neon
+#undef ADAMANT_TARGET
+
+#endif
 
 } // namespace kernel
 

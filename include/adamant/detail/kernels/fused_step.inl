@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The fused step. detail/kernels/step_kernels.inl includes it once per instruction set, each time in a separate namespace
-// with a facade `simd`.
+// The fused step. detail/kernels/step_kernels.inl includes it once per instruction set, each time in a separate
+// namespace with a facade `simd`.
 //
 // dtypes    param, grad, moments and weight_out are widened exactly to float32, and narrowed to nearest even
 // rounding  as in reference.hpp, operation for operation
@@ -88,7 +88,7 @@ template <class Param, class ExpAvg, class ExpAvgSq>
 constexpr bool records_codes()
 {
     bool const has_float_moments = std::is_same_v<ExpAvg, float> && std::is_same_v<ExpAvgSq, float>;
-    return simd::has_fast_paths && has_float_moments && (std::is_same_v<Param, float> || is_split<Param>);
+    return has_float_moments && (std::is_same_v<Param, float> || is_split<Param>);
 }
 
 // Copies elements [i, i + Vectors * lanes) of an array.

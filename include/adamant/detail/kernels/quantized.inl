@@ -4,16 +4,6 @@
 // detail/numerics/quantized8.hpp defines the codes. Included by detail/kernels/fused_step.inl, once per instruction
 // set.
 
-#if defined(ADAMANT_NO_FAST_PATHS)
-
-template <class Param, class Grad, class WeightOut>
-constexpr quantized_paths quantized_paths_for(step_function step)
-{
-    return quantized_paths_for<Param, Grad, WeightOut>(step, scalar::moments_codec, nullptr);
-}
-
-#else
-
 inline constexpr std::size_t code_vectors = quantized_group_elems / simd::lanes; // vectors of a group
 using code_words = simd::words;                                                  // two vectors, as 16 bits each
 
@@ -345,5 +335,3 @@ constexpr quantized_paths quantized_paths_for(step_function step)
     return quantized_paths_for<Param, Grad, WeightOut>(step, moments_codec,
                                                        fast_quantized_step<Param, Grad, WeightOut>);
 }
-
-#endif

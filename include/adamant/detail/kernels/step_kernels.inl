@@ -1,22 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 // The kernels of steps, norms and records. detail/kernels/for_each_target.inl includes it once per instruction set.
 
-#if ADAMANT_TARGET == ADAMANT_TARGET_GENERIC
-using adamant::generic::simd;
+#if ADAMANT_TARGET == ADAMANT_TARGET_NEON
+using adamant::neon::simd;
 #elif ADAMANT_TARGET == ADAMANT_TARGET_AVX2
 #include <adamant/detail/kernels/avx2.inl>
 #else
 #include <adamant/detail/kernels/avx512.inl>
 #endif
 
-#if ADAMANT_TARGET == ADAMANT_TARGET_GENERIC && defined(__x86_64__)
-#define ADAMANT_NO_FAST_PATHS // see simd::has_fast_paths
-#endif
 #include <adamant/detail/kernels/block_squares.inl>
 #include <adamant/detail/kernels/fused_step.inl>
 //
-// On x86-64 the generic tier takes the other kernels from the reference implementation, and its records are copies.
-#if !defined(ADAMANT_NO_FAST_PATHS)
 #if ADAMANT_TARGET == ADAMANT_TARGET_AVX512
 using avx2::mark_changes; // for copies of weights, not for steps: not worth its code a second time
 #else
@@ -24,5 +19,3 @@ using avx2::mark_changes; // for copies of weights, not for steps: not worth its
 #endif
 #include <adamant/detail/kernels/gradient.inl>
 #include <adamant/detail/kernels/journal.inl>
-#endif
-#undef ADAMANT_NO_FAST_PATHS

@@ -13,16 +13,10 @@ struct paths_of_types {
     array_types types;
 };
 template <class Param, class Grad, class ExpAvg, class ExpAvgSq, class WeightOut, class Record>
-inline constexpr paths_of_types<Record> paths_for = [] {
-    paths_of_types<Record> paths{nullptr, nullptr, nullptr, types_of<Param, Grad, ExpAvg, ExpAvgSq, WeightOut>};
-    if constexpr (simd::has_fast_paths) {
-        paths.ordinary = ordinary_step<Param, Grad, ExpAvg, ExpAvgSq, WeightOut, Record>;
-        paths.lenient =
-            fast_step<path::lenient, native_bfloat16::either, Param, Grad, ExpAvg, ExpAvgSq, WeightOut, Record>;
-        paths.part = step_part<Param, Grad, ExpAvg, ExpAvgSq, WeightOut>;
-    }
-    return paths;
-}();
+inline constexpr paths_of_types<Record> paths_for = {
+    ordinary_step<Param, Grad, ExpAvg, ExpAvgSq, WeightOut, Record>,
+    fast_step<path::lenient, native_bfloat16::either, Param, Grad, ExpAvg, ExpAvgSq, WeightOut, Record>,
+    step_part<Param, Grad, ExpAvg, ExpAvgSq, WeightOut>, types_of<Param, Grad, ExpAvg, ExpAvgSq, WeightOut>};
 
 template <class Record>
 ADAMANT_SIMD std::uint64_t careful_groups(step_pointers const& a, std::size_t begin, std::size_t end,
@@ -80,7 +74,7 @@ template <class Record>
     std::size_t const rest = (end - begin - head) % group_elems;
     std::size_t const whole_end = end - rest;
     record.keep_rest(a, whole_end, end);
-    bool const fast = simd::has_fast_paths && begin + head < whole_end && fast_paths_apply(c);
+    bool const fast = begin + head < whole_end && fast_paths_apply(c);
     bool const ordinary = fast && ordinary_path_applies(c);
     std::uint64_t nonfinite = 0;
     if (rest != 0 && !(ordinary && paths.part(a, end - group_elems, whole_end, rest, c, access)))

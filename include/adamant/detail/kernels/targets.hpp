@@ -15,18 +15,21 @@
 #include <adamant/detail/core/requirements.hpp>
 #include <adamant/detail/kernels/copy_few.hpp>
 #include <adamant/detail/kernels/few_elements.hpp>
-#include <adamant/detail/kernels/generic.hpp>
 #include <adamant/detail/kernels/guard.hpp>
 #include <adamant/detail/kernels/quantized_step.hpp>
 #include <adamant/detail/kernels/step_pointers.hpp>
 #include <adamant/detail/numerics/float_mode.hpp>
+
+#if !defined(__x86_64__)
+#include <adamant/detail/kernels/neon.hpp>
+#endif
 
 #if defined(ADAMANT_EMULATED_AVX512) // a header of the tests that emulates AVX-512 intrinsics on other CPUs
 #include ADAMANT_EMULATED_AVX512
 #endif
 
 // Values of ADAMANT_TARGET.
-#define ADAMANT_TARGET_GENERIC 0
+#define ADAMANT_TARGET_NEON 0
 #define ADAMANT_TARGET_AVX2 1
 #define ADAMANT_TARGET_AVX512 2
 

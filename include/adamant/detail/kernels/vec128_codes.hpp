@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Operations of the generic facade for 8-bit moments, which detail/kernels/quantized.inl uses. Empty on x86-64, where
-// this tier uses scalar code for them.
+// Operations of the NEON facade for 8-bit moments, which detail/kernels/quantized.inl uses.
 #pragma once
 
 #include <cstddef>
@@ -12,12 +11,6 @@
 
 ADAMANT_BEGIN_NAMESPACE
 namespace vec128 {
-
-#if defined(__x86_64__)
-
-struct codes {};
-
-#else
 
 struct codes {
     // Load signed or unsigned bytes and convert them to floats.
@@ -106,8 +99,6 @@ private:
         return vdup_n_u32(four);
     }
 };
-
-#endif
 
 } // namespace vec128
 ADAMANT_END_NAMESPACE

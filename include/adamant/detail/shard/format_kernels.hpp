@@ -51,8 +51,8 @@ template <class Sum>
 template <class Kernels, Kernels (*Make)(isa) noexcept>
 [[nodiscard]] Kernels const& kernels_of(isa tier) noexcept
 {
-    static Kernels const all[] = {Make(isa::generic), Make(isa::scalar), Make(isa::generic),
-                                  Make(isa::avx2),    Make(isa::avx512), Make(isa::avx512_bf16)};
+    static Kernels const all[] = {Make(isa::scalar), Make(isa::scalar), Make(isa::neon),
+                                  Make(isa::avx2),   Make(isa::avx512), Make(isa::avx512_bf16)};
     return all[static_cast<std::size_t>(tier)];
 }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The SIMD facade of the kernels for the architecture's baseline: NEON on Arm, SSE2 on x86-64. The AVX2 and AVX-512
-// facades have the same interface, which is documented here.
+// The SIMD facade of the kernels for NEON. The AVX2 and AVX-512 facades have the same interface, which is documented
+// here.
 //
 // The caller sets float_mode_scope(subnormals::flushed), so operations round to nearest even and the hardware flushes
 // small values. Only stream() and stream_halves() need aligned addresses.
@@ -16,7 +16,7 @@
 
 ADAMANT_BEGIN_NAMESPACE
 
-namespace generic {
+namespace neon {
 
 struct simd : vec128::codes {
     using f32 = vec128::f32;
@@ -26,94 +26,39 @@ struct simd : vec128::codes {
     static constexpr std::size_t vectors_of_bfloat16 = 4; // the same if all arrays are bfloat16; at most `vectors`
     static constexpr bool can_stream = false;             // whether stream() bypasses the caches
     static constexpr bool has_masks = false;              // whether load_first() and store_first() exist
-    // On x86 this tier serves processors without AVX2, which have no fused multiply-add. Emulating it takes most of the
-    // time of a step, so the tier has only the careful path, and programs compile faster.
-#if defined(__x86_64__)
-    static constexpr bool has_fast_paths = false;
-#else
-    static constexpr bool has_fast_paths = true;
-#endif
     // Whether load_pair() and rounded_pair() separate even and odd elements if Interleaved.
     static constexpr bool interleaves = false;
     // Whether some processors of the tier have instructions that convert to bfloat16.
     static constexpr bool may_have_bfloat16 = false;
 
-    ADAMANT_SIMD static f32 set(float x)
-    {
-        return vec128::set(x);
-    }
-    ADAMANT_SIMD static u32 set(std::uint32_t x)
-    {
-        return vec128::set(x);
-    }
+    ADAMANT_SIMD static f32 set(float x) { return vec128::set(x); }
+    ADAMANT_SIMD static u32 set(std::uint32_t x) { return vec128::set(x); }
     // a - b. If b is a product, no compiler fuses the two operations.
     ADAMANT_SIMD static f32 minus(f32 a, f32 b)
     {
         vec128::hold(b);
         return a - b;
     }
-    ADAMANT_SIMD static f32 mul(f32 a, f32 b)
-    {
-        return a * b;
-    }
-    ADAMANT_SIMD static f32 div(f32 a, f32 b)
-    {
-        return vec128::div(a, b);
-    }
-    ADAMANT_SIMD static f32 sqrt(f32 a)
-    {
-        return vec128::sqrt(a);
-    }
+    ADAMANT_SIMD static f32 mul(f32 a, f32 b) { return a * b; }
+    ADAMANT_SIMD static f32 div(f32 a, f32 b) { return vec128::div(a, b); }
+    ADAMANT_SIMD static f32 sqrt(f32 a) { return vec128::sqrt(a); }
     // a * b + c, rounded once.
-    ADAMANT_SIMD static f32 fma(f32 a, f32 b, f32 c)
-    {
-        return vec128::fma(a, b, c);
-    }
+    ADAMANT_SIMD static f32 fma(f32 a, f32 b, f32 c) { return vec128::fma(a, b, c); }
 
-    ADAMANT_SIMD static u32 bits(f32 x)
-    {
-        return vec128::cast<u32>(x);
-    }
-    ADAMANT_SIMD static f32 from_bits(u32 x)
-    {
-        return vec128::cast<f32>(x);
-    }
-    ADAMANT_SIMD static u32 abs_bits(f32 x)
-    {
-        return bits(x) & set(float_abs_mask);
-    }
-    ADAMANT_SIMD static u32 add(u32 a, u32 b)
-    {
-        return a + b;
-    }
-    ADAMANT_SIMD static u32 mul(u32 a, u32 b)
-    {
-        return a * b;
-    }
-    ADAMANT_SIMD static u32 sub(u32 a, u32 b)
-    {
-        return a - b;
-    }
-    ADAMANT_SIMD static u32 min(u32 a, u32 b)
-    {
-        return vec128::min(a, b);
-    }
-    ADAMANT_SIMD static u32 max(u32 a, u32 b)
-    {
-        return vec128::max(a, b);
-    }
+    ADAMANT_SIMD static u32 bits(f32 x) { return vec128::cast<u32>(x); }
+    ADAMANT_SIMD static f32 from_bits(u32 x) { return vec128::cast<f32>(x); }
+    ADAMANT_SIMD static u32 abs_bits(f32 x) { return bits(x) & set(float_abs_mask); }
+    ADAMANT_SIMD static u32 add(u32 a, u32 b) { return a + b; }
+    ADAMANT_SIMD static u32 mul(u32 a, u32 b) { return a * b; }
+    ADAMANT_SIMD static u32 sub(u32 a, u32 b) { return a - b; }
+    ADAMANT_SIMD static u32 min(u32 a, u32 b) { return vec128::min(a, b); }
+    ADAMANT_SIMD static u32 max(u32 a, u32 b) { return vec128::max(a, b); }
     ADAMANT_SIMD static u32 min_signed(u32 a, u32 b) // as if the lanes were std::int32_t
     {
         return vec128::cast<u32>(vec128::min(vec128::cast<vec128::i32>(a), vec128::cast<vec128::i32>(b)));
     }
-    ADAMANT_SIMD static u32 and3(u32 a, u32 b, u32 c)
-    {
-        return a & b & c;
-    }
-    ADAMANT_SIMD static u32 or3(u32 a, u32 b, u32 c)
-    {
-        return a | b | c;
-    }
+    ADAMANT_SIMD static u32 and3(u32 a, u32 b, u32 c) { return a & b & c; }
+    ADAMANT_SIMD static u32 or3(u32 a, u32 b, u32 c) { return a | b | c; }
     template <int Count>
     ADAMANT_SIMD static u32 shift_left(u32 x)
     {
@@ -125,10 +70,7 @@ struct simd : vec128::codes {
         return vec128::shift_right<Count>(x);
     }
     // Whether any lane has its highest bit set.
-    ADAMANT_SIMD static bool any_sign(u32 x)
-    {
-        return vec128::any_sign(x);
-    }
+    ADAMANT_SIMD static bool any_sign(u32 x) { return vec128::any_sign(x); }
 
     // All ones in lanes where x is above `bound`, else zeros. Neither may have the highest bit set: the comparison is a
     // subtraction, because SSE2 lacks an unsigned comparison.
@@ -148,10 +90,7 @@ struct simd : vec128::codes {
         return from_bits((bits(x) & ~nan) | (set(canonical_nan_bits) & nan));
     }
     // All ones in lanes that are finite, else zeros.
-    ADAMANT_SIMD static u32 finite_mask(f32 x)
-    {
-        return ~above(abs_bits(x), float_infinity_bits - 1);
-    }
+    ADAMANT_SIMD static u32 finite_mask(f32 x) { return ~above(abs_bits(x), float_infinity_bits - 1); }
     // The number of lanes that are infinite or NaN.
     ADAMANT_SIMD static unsigned count_nonfinite(f32 x)
     {
@@ -212,10 +151,7 @@ struct simd : vec128::codes {
     }
     // Stores one vector past the caches. The address must be a multiple of the vector's bytes. Call stream_fence() to
     // order the stores.
-    ADAMANT_SIMD static void stream(std::byte* address, u32 x)
-    {
-        store<float>(address, from_bits(x));
-    }
+    ADAMANT_SIMD static void stream(std::byte* address, u32 x) { store<float>(address, from_bits(x)); }
     ADAMANT_SIMD static void stream_fence() {}
 
     // A bit for each lane in which vectors differ, the lowest for the first lane of the first vector.
@@ -288,10 +224,7 @@ struct simd : vec128::codes {
     struct halves {
         u32 parts[vectors];
     };
-    ADAMANT_SIMD static halves saturated(u32 const (&x)[vectors])
-    {
-        return {{x[0], x[1], x[2], x[3]}};
-    }
+    ADAMANT_SIMD static halves saturated(u32 const (&x)[vectors]) { return {{x[0], x[1], x[2], x[3]}}; }
     ADAMANT_SIMD static halves set_halves(std::uint16_t x)
     {
         u32 const all = set(std::uint32_t{x});
@@ -352,10 +285,7 @@ struct simd : vec128::codes {
         store_u32(address + sizeof(u32), x.parts[2] | shift_left<16>(x.parts[3]));
     }
     // The same past the caches, see stream().
-    ADAMANT_SIMD static void stream_halves(std::byte* address, halves const& x)
-    {
-        store_halves(address, x);
-    }
+    ADAMANT_SIMD static void stream_halves(std::byte* address, halves const& x) { store_halves(address, x); }
     ADAMANT_SIMD static void load_halves(std::byte const* address, u32 (&x)[vectors])
     {
         for (std::size_t k = 0; k < vectors; k += 2) {
@@ -375,18 +305,12 @@ struct simd : vec128::codes {
         evens = from_bits(shift_left<16>(words));
         odds = from_bits(words & set(0xffff0000u));
     }
-    ADAMANT_SIMD static void in_order(f32& evens, f32& odds)
-    {
-        vec128::zip(evens, odds);
-    }
+    ADAMANT_SIMD static void in_order(f32& evens, f32& odds) { vec128::zip(evens, odds); }
 
 private:
-    ADAMANT_SIMD static void store_u32(std::byte* address, u32 x)
-    {
-        std::memcpy(address, &x, sizeof x);
-    }
+    ADAMANT_SIMD static void store_u32(std::byte* address, u32 x) { std::memcpy(address, &x, sizeof x); }
 };
 
-} // namespace generic
+} // namespace neon
 
 ADAMANT_END_NAMESPACE
