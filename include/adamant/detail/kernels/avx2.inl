@@ -254,26 +254,6 @@ struct simd {
         return _mm256_cmpeq_epi32(_mm256_loadu_si256(reinterpret_cast<__m256i_u const*>(a + byte)),
                                   _mm256_loadu_si256(reinterpret_cast<__m256i_u const*>(b + byte)));
     }
-    ADAMANT_SIMD static std::uint64_t outside(std::byte const* words, std::uint16_t low, std::uint16_t high)
-    {
-        std::uint64_t all = 0;
-        __m256i const span = _mm256_set1_epi16(static_cast<short>(high - low));
-        __m256i const offset = _mm256_set1_epi16(static_cast<short>(low));
-        ADAMANT_UNROLL
-        for (std::size_t k = 0; k < 2; ++k) {
-            u32 inside[2];
-            ADAMANT_UNROLL
-            for (std::size_t half = 0; half < 2; ++half) {
-                u32 const x = _mm256_loadu_si256(reinterpret_cast<__m256i_u const*>(words + k * 64 + half * 32));
-                u32 const from_low = _mm256_sub_epi16(_mm256_and_si256(x, set(0x7fff7fffu)), offset);
-                inside[half] = _mm256_cmpeq_epi16(_mm256_min_epu16(from_low, span), from_low);
-            }
-            u32 const packed = _mm256_permute4x64_epi64(_mm256_packs_epi16(inside[0], inside[1]), 0xd8);
-            all |= std::uint64_t{~static_cast<std::uint32_t>(_mm256_movemask_epi8(packed))} << (k * 32);
-        }
-        return all;
-    }
-
     struct halves { // a: of the first two vectors, b: of the last two
         __m256i a, b;
     };

@@ -194,18 +194,6 @@ struct simd : vec128::codes {
         }
         return gathered_bits(flags);
     }
-    // The same for 16-bit words whose magnitude, without the sign bit, is below `low` or above `high`.
-    ADAMANT_SIMD static std::uint64_t outside(std::byte const* words, std::uint16_t low, std::uint16_t high)
-    {
-        std::uint8_t flags[64];
-        for (std::size_t i = 0; i < 64; ++i) {
-            std::uint16_t x;
-            __builtin_memcpy(&x, words + i * sizeof x, sizeof x);
-            std::uint16_t const magnitude = x & 0x7fffu;
-            flags[i] = static_cast<std::uint8_t>(magnitude < low || magnitude > high ? 1u << i % 8 : 0u);
-        }
-        return gathered_bits(flags);
-    }
     // Flag i is 0 or bit i % 8: the product adds eight of them, which have no bit in common, in its highest byte.
     ADAMANT_SIMD static std::uint64_t gathered_bits(std::uint8_t const (&flags)[64])
     {
