@@ -100,38 +100,10 @@ ADAMANT_SIMD void narrow_few(careful_buffer const& source, std::size_t n, std::b
 ADAMANT_SIMD void narrow_few(dtype type, bool stochastic, rounding_line const& line, careful_buffer const& source,
                              std::byte* array, std::size_t begin, std::size_t n)
 {
-    if (!stochastic || type != dtype::bfloat16) {
+    if (stochastic && type == dtype::bfloat16)
+        round_few(line, source, array, begin, n);
+    else
         narrow_few(type, source, array, begin, n);
-        return;
-    }
-    for (std::size_t i = 0; i < n; ++i) {
-        float x;
-        __builtin_memcpy(&x, source.floats + i * sizeof x, sizeof x);
-        bfloat16 const rounded = stochastically_rounded(x, random_half(line, begin + i));
-        __builtin_memcpy(array + (begin + i) * sizeof rounded, &rounded, sizeof rounded);
-    }
-}
-
-// Join split masters to floats, and split floats.
-ADAMANT_SIMD void join_few(step_pointers const& a, std::size_t begin, std::size_t n, careful_buffer& target)
-{
-    for (std::size_t i = 0; i < n; ++i) {
-        split_parts parts;
-        __builtin_memcpy(&parts.weight, a.weight_out + (begin + i) * sizeof parts.weight, sizeof parts.weight);
-        __builtin_memcpy(&parts.low, a.param + (begin + i) * sizeof parts.low, sizeof parts.low);
-        float const x = joined_master(parts.weight, parts.low);
-        __builtin_memcpy(target.floats + i * sizeof x, &x, sizeof x);
-    }
-}
-ADAMANT_SIMD void split_few(careful_buffer const& source, step_pointers const& a, std::size_t begin, std::size_t n)
-{
-    for (std::size_t i = 0; i < n; ++i) {
-        float x;
-        __builtin_memcpy(&x, source.floats + i * sizeof x, sizeof x);
-        split_parts const parts = split_master(x);
-        __builtin_memcpy(a.weight_out + (begin + i) * sizeof parts.weight, &parts.weight, sizeof parts.weight);
-        __builtin_memcpy(a.param + (begin + i) * sizeof parts.low, &parts.low, sizeof parts.low);
-    }
 }
 
 // Steps elements [begin, end), and flushes explicitly after each operation. Returns the number of gradients that are

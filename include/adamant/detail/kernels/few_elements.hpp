@@ -5,10 +5,12 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 
 #include <adamant/dtype.hpp>
 #include <adamant/detail/kernels/copy_few.hpp>
 #include <adamant/detail/kernels/step_pointers.hpp>
+#include <adamant/detail/numerics/rounding.hpp>
 
 ADAMANT_BEGIN_NAMESPACE
 namespace kernel {
@@ -51,6 +53,42 @@ inline published_weights published_by(step_pointers const& a, array_types const&
             __builtin_memcmp(a + (i + 1) * elem_bytes - 2, b + (i + 1) * elem_bytes - 2, 2) != 0)
             differing |= std::uint64_t{1} << i;
     return differing;
+}
+
+// Rounds n floats to bfloat16 stochastically.
+[[gnu::noinline]] inline void round_few(rounding_line const& line, careful_buffer const& source, std::byte* array,
+                                        std::size_t begin, std::size_t n) noexcept
+{
+    for (std::size_t i = 0; i < n; ++i) {
+        float x;
+        std::memcpy(&x, source.floats + i * sizeof x, sizeof x);
+        bfloat16 const rounded = stochastically_rounded(x, random_half(line, begin + i));
+        std::memcpy(array + (begin + i) * sizeof rounded, &rounded, sizeof rounded);
+    }
+}
+
+// Join split masters to floats, and split floats.
+[[gnu::noinline]] inline void join_few(step_pointers const& a, std::size_t begin, std::size_t n,
+                                       careful_buffer& target) noexcept
+{
+    for (std::size_t i = 0; i < n; ++i) {
+        split_parts parts;
+        std::memcpy(&parts.weight, a.weight_out + (begin + i) * sizeof parts.weight, sizeof parts.weight);
+        std::memcpy(&parts.low, a.param + (begin + i) * sizeof parts.low, sizeof parts.low);
+        float const x = joined_master(parts.weight, parts.low);
+        std::memcpy(target.floats + i * sizeof x, &x, sizeof x);
+    }
+}
+[[gnu::noinline]] inline void split_few(careful_buffer const& source, step_pointers const& a, std::size_t begin,
+                                        std::size_t n) noexcept
+{
+    for (std::size_t i = 0; i < n; ++i) {
+        float x;
+        std::memcpy(&x, source.floats + i * sizeof x, sizeof x);
+        split_parts const parts = split_master(x);
+        std::memcpy(a.weight_out + (begin + i) * sizeof parts.weight, &parts.weight, sizeof parts.weight);
+        std::memcpy(a.param + (begin + i) * sizeof parts.low, &parts.low, sizeof parts.low);
+    }
 }
 
 // Copies the state of n elements, see state_copies.
