@@ -32,11 +32,12 @@ public:
             unsigned const pu = members[m].bound_to.front();
             if (pu >= most_pus)
                 continue;
-            if (pu >= member_on_.size())
-                member_on_.resize(pu + 1, no_member);
+            while (pu >= member_on_.size())
+                member_on_.push_back(no_member);
             if (member_on_[pu] == no_member)
                 member_on_[pu] = m;
-            pus_.resize(std::max<std::size_t>(pus_.size(), pu / word_bits + 1));
+            while (pu / word_bits >= pus_.size())
+                pus_.push_back(0);
             pus_[pu / word_bits] |= 1ul << pu % word_bits;
         }
     }
