@@ -15,13 +15,27 @@
 ADAMANT_BEGIN_NAMESPACE
 namespace kernel {
 
-// The types of the arrays of a shard.
+// The types of the arrays of a shard, and the bytes of an element of each, in the same order.
 struct array_types {
     dtype param, grad, exp_avg, exp_avg_sq, weight_out;
+    std::uint8_t elem_bytes[5];
 };
 template <class Param, class Grad, class ExpAvg, class ExpAvgSq, class WeightOut>
-inline constexpr array_types types_of = {dtype_of<Param>, dtype_of<Grad>, dtype_of<ExpAvg>, dtype_of<ExpAvgSq>,
-                                         dtype_of<WeightOut>};
+inline constexpr array_types types_of = {dtype_of<Param>,
+                                         dtype_of<Grad>,
+                                         dtype_of<ExpAvg>,
+                                         dtype_of<ExpAvgSq>,
+                                         dtype_of<WeightOut>,
+                                         {size_bytes(dtype_of<Param>), size_bytes(dtype_of<Grad>),
+                                          size_bytes(dtype_of<ExpAvg>), size_bytes(dtype_of<ExpAvgSq>),
+                                          size_bytes(dtype_of<WeightOut>)}};
+
+// Whether all records of these types are codes (detail/kernels/journal.inl). Steps then ignore step_pointers::copies.
+constexpr bool records_codes(array_types const& types) noexcept
+{
+    return types.exp_avg == dtype::float32 && types.exp_avg_sq == dtype::float32 &&
+           (types.param == dtype::float32 || types.param == dtype::split_float32);
+}
 
 // Elements per conversion to floats.
 inline constexpr std::size_t careful_elems = 64;
@@ -91,19 +105,29 @@ inline published_weights published_by(step_pointers const& a, array_types const&
     }
 }
 
+// Copies n elements of each array that a step writes.
+[[gnu::noinline]] inline void copy_results(array_types const& types, step_pointers const& target,
+                                           std::size_t target_begin, step_pointers const& source,
+                                           std::size_t source_begin, std::size_t n) noexcept
+{
+    auto const copy = [=](std::byte* target_array, std::byte const* source_array, std::size_t bytes) {
+        copy_few(target_array + target_begin * bytes, source_array + source_begin * bytes, n * bytes);
+    };
+    copy(target.param, source.param, types.elem_bytes[0]);
+    copy(target.exp_avg, source.exp_avg, types.elem_bytes[2]);
+    copy(target.exp_avg_sq, source.exp_avg_sq, types.elem_bytes[3]);
+    if (types.elem_bytes[4] != 0)
+        copy(target.weight_out, source.weight_out, types.elem_bytes[4]);
+}
 // Copies the state of n elements, see state_copies.
 [[gnu::noinline]] inline void copy_few_states(step_pointers const& a, array_types const& types, std::size_t begin,
                                               std::size_t n) noexcept
 {
-    auto const copy = [begin, n](dtype type, std::byte* copies, std::byte const* array) {
-        std::size_t const bytes = size_bytes(type);
-        copy_few(copies + begin * bytes, array + begin * bytes, n * bytes);
-    };
-    copy(types.param, a.copies->param, a.param);
-    copy(types.exp_avg, a.copies->exp_avg, a.exp_avg);
-    copy(types.exp_avg_sq, a.copies->exp_avg_sq, a.exp_avg_sq);
-    if (types.param == dtype::split_float32)
-        copy(types.weight_out, a.copies->weight_out, a.weight_out);
+    array_types written = types;
+    if (types.param != dtype::split_float32)
+        written.elem_bytes[4] = 0;
+    step_pointers const copies{a.copies->param, a.grad, a.copies->exp_avg, a.copies->exp_avg_sq, a.copies->weight_out};
+    copy_results(written, copies, begin, a, begin, n);
 }
 
 } // namespace kernel

@@ -83,14 +83,6 @@ struct no_recorder : no_record {
     }
 };
 
-// Whether all records of these types are codes (detail/kernels/journal.inl). Steps then ignore step_pointers::copies.
-template <class Param, class ExpAvg, class ExpAvgSq>
-constexpr bool records_codes()
-{
-    bool const has_float_moments = std::is_same_v<ExpAvg, float> && std::is_same_v<ExpAvgSq, float>;
-    return has_float_moments && (std::is_same_v<Param, float> || is_split<Param>);
-}
-
 // Copies elements [i, i + Vectors * lanes) of an array.
 template <class T, std::size_t Vectors>
 ADAMANT_SIMD void copy_vectors(std::byte* copies, std::byte const* array, std::size_t i, bool stream)
@@ -170,7 +162,8 @@ ADAMANT_SIMD bool start_group(step_pointers const& a, std::size_t i, coefficient
             updates[k] = start_param<Path>(s[k], c);
     }
     recorder.template moments<Path>(a, i, c, old, g, s, group.recorded);
-    if constexpr (!records_codes<Param, ExpAvg, ExpAvgSq>() && std::is_same_v<Recorder, no_recorder>)
+    if constexpr (!records_codes(types_of<Param, float, ExpAvg, ExpAvgSq, void>) &&
+                  std::is_same_v<Recorder, no_recorder>)
         if (a.copies != nullptr) [[unlikely]]
             copy_state<Param, ExpAvg, ExpAvgSq, Vectors>(a, i);
     constexpr bool is_ordinary = Path == path::ordinary;
@@ -273,59 +266,45 @@ std::size_t ordinary_step(step_pointers const& a, std::size_t begin, std::size_t
     }
 }
 
-// Pointers to element i of each array.
-template <class Param, class Grad, class ExpAvg, class ExpAvgSq, class WeightOut>
-ADAMANT_SIMD step_pointers pointers_at(step_pointers const& a, std::size_t i)
+// A function that steps whole groups of an array while they pass the checks of its path. Returns where it stopped.
+template <class Record>
+using path_function = std::size_t (*)(step_pointers const&, std::size_t, std::size_t, step_scalars const&,
+                                      memory_access, Record&) noexcept;
+
+// Copies the group that begins at element i of an array. Stores whole vectors, as a step loads them: a load waits for
+// all earlier stores that it spans.
+ADAMANT_SIMD void copy_group(std::byte* target, std::byte const* array, std::size_t i, std::size_t elem_bytes)
 {
-    step_pointers element{a.param + i * sizeof(Param), a.grad + i * sizeof(Grad), a.exp_avg + i * sizeof(ExpAvg),
-                          a.exp_avg_sq + i * sizeof(ExpAvgSq), nullptr};
-    if constexpr (!std::is_void_v<WeightOut>)
-        element.weight_out = a.weight_out + i * sizeof(WeightOut);
-    return element;
-}
-// Copies one group of an array. Stores whole vectors, as a step loads them: a load waits for all earlier stores that it
-// spans.
-template <class T>
-ADAMANT_SIMD void copy_group(std::byte* target, std::byte const* source)
-{
-    for (std::size_t byte = 0; byte < group_elems * sizeof(T); byte += simd::lanes * sizeof(float))
+    std::byte const* const source = array + i * elem_bytes;
+    for (std::size_t byte = 0; byte < group_elems * elem_bytes; byte += simd::lanes * sizeof(float))
         simd::template store<float>(target + byte, simd::template load<float>(source + byte));
 }
 // Steps elements [begin, begin + n), which are a part of the group that begins at element `group`, in a copy of that
-// group. None of its elements may have been stepped yet. Returns false, with nothing written, if the group fails the
-// checks of the ordinary path.
-template <class Param, class Grad, class ExpAvg, class ExpAvgSq, class WeightOut>
-[[gnu::noinline]] bool step_part(step_pointers const& a, std::size_t group, std::size_t begin, std::size_t n,
-                                 step_scalars const& c, memory_access access) noexcept
+// group: `ordinary` is the ordinary path for these types. None of its elements may have been stepped yet. Returns
+// false, with nothing written, if the group fails the checks of the path. One function for all types.
+[[gnu::noinline]] inline bool step_part(step_pointers const& a, array_types const& types, std::size_t group,
+                                        std::size_t begin, std::size_t n, step_scalars const& c, memory_access access,
+                                        path_function<no_record> ordinary) noexcept
 {
     alignas(64) std::byte copies[5][group_elems * sizeof(float)];
     std::uint64_t changed = 0;
     static_assert(group_elems <= changed_word_elems);
     step_pointers const copy{
         copies[0], copies[1], copies[2], copies[3], copies[4], {}, a.changed == nullptr ? nullptr : &changed};
-    step_pointers const source = pointers_at<Param, Grad, ExpAvg, ExpAvgSq, WeightOut>(a, group);
-    copy_group<Param>(copies[0], source.param);
-    copy_group<Grad>(copies[1], source.grad);
-    copy_group<ExpAvg>(copies[2], source.exp_avg);
-    copy_group<ExpAvgSq>(copies[3], source.exp_avg_sq);
-    if constexpr (is_split<Param>)
-        copy_group<WeightOut>(copies[4], source.weight_out);
+    copy_group(copies[0], a.param, group, types.elem_bytes[0]);
+    copy_group(copies[1], a.grad, group, types.elem_bytes[1]);
+    copy_group(copies[2], a.exp_avg, group, types.elem_bytes[2]);
+    copy_group(copies[3], a.exp_avg_sq, group, types.elem_bytes[3]);
+    if (types.param == dtype::split_float32)
+        copy_group(copies[4], a.weight_out, group, types.elem_bytes[4]);
     access.stream = false;
     no_record none;
     step_scalars const copy_scalars = c.from(group);
-    if (ordinary_step<Param, Grad, ExpAvg, ExpAvgSq, WeightOut>(copy, 0, group_elems, copy_scalars, access, none) !=
-        group_elems) [[unlikely]]
+    if (ordinary(copy, 0, group_elems, copy_scalars, access, none) != group_elems) [[unlikely]]
         return false;
-    step_pointers const target = pointers_at<Param, Grad, ExpAvg, ExpAvgSq, WeightOut>(a, begin);
-    step_pointers const results = pointers_at<Param, Grad, ExpAvg, ExpAvgSq, WeightOut>(copy, begin - group);
-    if constexpr (!records_codes<Param, ExpAvg, ExpAvgSq>())
-        if (a.copies != nullptr)
-            copy_few_states(a, types_of<Param, Grad, ExpAvg, ExpAvgSq, WeightOut>, begin, n);
-    copy_few(target.param, results.param, n * sizeof(Param));
-    copy_few(target.exp_avg, results.exp_avg, n * sizeof(ExpAvg));
-    copy_few(target.exp_avg_sq, results.exp_avg_sq, n * sizeof(ExpAvgSq));
-    if constexpr (!std::is_void_v<WeightOut>)
-        copy_few(target.weight_out, results.weight_out, n * sizeof(WeightOut));
+    if (a.copies != nullptr && !records_codes(types))
+        copy_few_states(a, types, begin, n);
+    copy_results(types, a, begin, copy, begin - group, n);
     if (a.changed != nullptr)
         set_changed(a.changed, begin, changed >> (begin - group) & ((std::uint64_t{1} << n) - 1), n);
     return true;

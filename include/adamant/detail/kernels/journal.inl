@@ -278,8 +278,8 @@ constexpr paths_of_types<record_writer<Param>> recorded_paths(bool grad_is_float
     return {
         ordinary_step<Param, loaded, float, float, WeightOut, record_writer<Param>>,
         fast_step<path::lenient, native_bfloat16::either, Param, loaded, float, float, WeightOut, record_writer<Param>>,
-        grad_is_float ? step_part<Param, float, float, float, WeightOut>
-                      : step_part<Param, Grad, float, float, WeightOut>,
+        grad_is_float ? ordinary_step<Param, float, float, float, WeightOut, no_record>
+                      : ordinary_step<Param, Grad, float, float, WeightOut, no_record>,
         grad_is_float ? types_of<Param, float, float, float, WeightOut>
                       : types_of<Param, Grad, float, float, WeightOut>};
 }

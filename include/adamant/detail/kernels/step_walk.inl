@@ -5,18 +5,16 @@
 // The functions of the paths for the types of a shard.
 template <class Record>
 struct paths_of_types {
-    using path_function = std::size_t (*)(step_pointers const&, std::size_t, std::size_t, step_scalars const&,
-                                          memory_access, Record&) noexcept;
-    path_function ordinary, lenient;
-    bool (*part)(step_pointers const&, std::size_t, std::size_t, std::size_t, step_scalars const&,
-                 memory_access) noexcept;
+    path_function<Record> ordinary, lenient;
+    path_function<no_record> part; // the ordinary path, for step_part()
     array_types types;
 };
 template <class Param, class Grad, class ExpAvg, class ExpAvgSq, class WeightOut, class Record>
 inline constexpr paths_of_types<Record> paths_for = {
     ordinary_step<Param, Grad, ExpAvg, ExpAvgSq, WeightOut, Record>,
     fast_step<path::lenient, native_bfloat16::either, Param, Grad, ExpAvg, ExpAvgSq, WeightOut, Record>,
-    step_part<Param, Grad, ExpAvg, ExpAvgSq, WeightOut>, types_of<Param, Grad, ExpAvg, ExpAvgSq, WeightOut>};
+    ordinary_step<Param, Grad, ExpAvg, ExpAvgSq, WeightOut, no_record>,
+    types_of<Param, Grad, ExpAvg, ExpAvgSq, WeightOut>};
 
 template <class Record>
 ADAMANT_SIMD std::uint64_t careful_groups(step_pointers const& a, std::size_t begin, std::size_t end,
@@ -77,9 +75,10 @@ template <class Record>
     bool const fast = begin + head < whole_end && fast_paths_apply(c);
     bool const ordinary = fast && ordinary_path_applies(c);
     std::uint64_t nonfinite = 0;
-    if (rest != 0 && !(ordinary && paths.part(a, end - group_elems, whole_end, rest, c, access)))
+    if (rest != 0 &&
+        !(ordinary && step_part(a, paths.types, end - group_elems, whole_end, rest, c, access, paths.part)))
         nonfinite += careful_step(a, paths.types, whole_end, end, c);
-    if (head != 0 && !(ordinary && paths.part(a, begin, begin, head, c, access)))
+    if (head != 0 && !(ordinary && step_part(a, paths.types, begin, begin, head, c, access, paths.part)))
         nonfinite += careful_step(a, paths.types, begin, begin + head, c);
     begin += head;
     if (fast)
