@@ -155,7 +155,6 @@ ADAMANT_SIMD void set_group_changed(std::uint64_t* changed, std::size_t i, std::
     using part =
         std::conditional_t<Count == 32, std::uint32_t, std::conditional_t<Count == 16, std::uint16_t, std::uint8_t>>;
     std::byte* const address = reinterpret_cast<std::byte*>(changed) + i / 8; // words are little-endian
-    __builtin_prefetch(address + 256, 1); // else split formats, which have most arrays, wait
     if (Count == 8 * sizeof(part) && i % Count == 0) [[likely]] {
         part word;
         __builtin_memcpy(&word, address, sizeof word);
@@ -252,6 +251,8 @@ ADAMANT_SIMD std::uint64_t store_params(step_pointers const& a, std::size_t i, s
                 load_rounded<WeightOut, Ordinary, Vectors>(param, access.native_bfloat16).vectors, weights.vectors);
         else
             bits = differing_params(param, p);
+        if constexpr (is_split<Param>) // has the most arrays, and would wait for these bits
+            __builtin_prefetch(reinterpret_cast<std::byte*>(a.changed) + i / 8 + 256, 1);
         if constexpr (Tracking != tracking::yes)
             set_group_changed<Vectors * simd::lanes>(a.changed, i, bits);
     }
