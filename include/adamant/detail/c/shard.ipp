@@ -51,9 +51,7 @@ hyperparameters from_c(adamant_hyperparameters const* source)
 
 shard_format const& format_of(adamant_shard const& source, find_format_function find)
 {
-    auto const type = [](adamant_dtype value, char const* argument) {
-        return to_enum(value, dtype::quantized8, argument);
-    };
+    auto const type = [](adamant_dtype value, char const* argument) { return to_enum(value, last_dtype, argument); };
     shard_dtypes const types = {type(source.param_dtype, "param_dtype"), type(source.grad_dtype, "grad_dtype"),
                                 type(source.exp_avg_dtype, "exp_avg_dtype"),
                                 type(source.exp_avg_sq_dtype, "exp_avg_sq_dtype"),
@@ -80,8 +78,8 @@ shard_format const& format_of(adamant_shard const& source, find_format_function 
 
 static shard_of_c shard_of(adamant_shard const& source, find_format_function find)
 {
-    dtype const weights = to_enum(source.weight_out_dtype, dtype::quantized8, "weight_out_dtype");
-    dtype const sum = to_enum(source.accumulator_dtype, dtype::quantized8, "accumulator_dtype");
+    dtype const weights = to_enum(source.weight_out_dtype, last_dtype, "weight_out_dtype");
+    dtype const sum = to_enum(source.accumulator_dtype, last_dtype, "accumulator_dtype");
     auto const absent = [](dtype type, void const* array, std::string const& argument) {
         if (type == dtype::none && array != nullptr)
             detail::throw_invalid_argument({argument, " is not null, but ", argument,
@@ -240,7 +238,7 @@ static adamant::tracked_weights tracked_weights_of(adamant_tracked_weights const
     return {{w.changed, adamant::changed_words(w.elements)},
             w.elements,
             w.weights,
-            to_enum(w.dtype, adamant::dtype::quantized8, "dtype")};
+            to_enum(w.dtype, adamant::last_dtype, "dtype")};
 }
 adamant_status adamant_tracked_weights_init(adamant_tracked_weights* weights, size_t struct_bytes)
 {

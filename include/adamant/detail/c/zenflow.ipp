@@ -122,9 +122,7 @@ static zenflow_state from_c(adamant_zenflow_position const& current, zenflow_opt
 static zenflow_state_param from_c(adamant_zenflow_param const& source)
 {
     auto const bytes = [](void const* array) { return static_cast<std::byte const*>(array); };
-    auto const type = [](adamant_dtype value, char const* argument) {
-        return to_enum(value, dtype::quantized8, argument);
-    };
+    auto const type = [](adamant_dtype value, char const* argument) { return to_enum(value, last_dtype, argument); };
     zenflow_state_param result;
     result.name = &needed(source.name, "the name of a param");
     result.columns = source.columns;

@@ -60,7 +60,9 @@ ADAMANT_DECL void add_squares(executor const& cpu, void const* grad, dtype type,
     case dtype::float32: return add_squares(cpu, static_cast<float const*>(grad), n, total);
     case dtype::bfloat16: return add_squares(cpu, static_cast<bfloat16 const*>(grad), n, total);
     case dtype::float16: return add_squares(cpu, static_cast<float16 const*>(grad), n, total);
-    default: break;
+    case dtype::split_float32:
+    case dtype::quantized8:
+    case dtype::none: break;
     }
     detail::throw_invalid_argument({"cannot sum the squares of a gradient of type ", name(type),
                                     ". Pass the type of its elements: float32, bfloat16 or float16."});
