@@ -14,12 +14,13 @@ ADAMANT_BEGIN_NAMESPACE
 /// Published weights in host memory with the bits for their changes. A view. A tracked shard converts to it.
 class tracked_weights {
 public:
-    /// The weights that the shard publishes: weight_out, or param without one. After optimizer::set_device_arrays(), or
-    /// if a device has params without a weight_out, the current weights are on the device, and those here are old.
+    /// The weights that the shard publishes: weight_out, or param without one. Weights in host memory are out of date
+    /// if the current ones are on a device: after optimizer::set_device_arrays(), and for params on a device that have
+    /// no weight_out.
     /// @throws invalid_argument if the shard is not tracked
     tracked_weights(any_shard const& shard); // NOLINT: meant to convert
-    /// Of any weights: those of a ZenFlow matrix, or a copy of a device's. weights: as many elements of that type; null
-    /// if only bits are read.
+    /// Views any weights, such as those of a ZenFlow matrix, or a host copy of weights on a device. weights: `elements`
+    /// elements of this type; null if only bits are read.
     /// @throws invalid_argument for another number of words than changed_words(elements), and for a type that no
     /// weights have
     tracked_weights(std::span<std::uint64_t> changed, std::size_t elements, void const* weights, dtype type);
@@ -44,7 +45,7 @@ struct changed_options {
     bool clear = false;
 };
 
-// The functions below use the threads of the executor and give the same results for any number of them. Do not call
+// The functions below use the executor's threads. Their results do not depend on the number of threads. Do not call
 // them during a step that sets the bits. All but mark_changed() clear bits beyond the last element.
 
 /// Number of changed weights. Reads an eighth of a byte for each element.
@@ -53,7 +54,7 @@ struct changed_options {
 /// Writes the ascending indices of changed weights and, unless `values` is null, the weights in the same order. Returns
 /// their number. If it is above indices.size(), the arrays hold only some of them: call again with larger arrays.
 /// values: as many elements of the weights' type as `indices` has.
-/// @throws invalid_argument if an index does not fit into 32 bits, and for values of weights that are null
+/// @throws invalid_argument if an index does not fit into 32 bits, and if `values` is given but the weights are null
 std::size_t changed_weights(executor const& cpu, tracked_weights const& tracked, std::span<std::uint32_t> indices,
                             void* values, changed_options const& options = {});
 /// The same with 64-bit indices.

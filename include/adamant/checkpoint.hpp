@@ -80,8 +80,8 @@ namespace detail {
 
 /// Copies elements of a tensor, beginning with number `begin`, to memory of
 /// array_bytes(tensor.type, elements) bytes. Thread-safe.
-/// @throws invalid_argument for elements that it does not have and for a part of a group (see elems_together()); what
-/// its source throws
+/// @throws invalid_argument if the range goes beyond the tensor's elements, or has only a part of a quantized group
+/// (see elems_together()); what the tensor's source throws
 inline void read_elements(state_tensor const& tensor, std::size_t begin, std::size_t elements, std::byte* target)
 {
     if (begin > tensor.elements || elements > tensor.elements - begin)

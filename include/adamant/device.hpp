@@ -41,12 +41,12 @@ struct placement {
     std::size_t device_elems = 0;    ///< elements that the device updates
     double ratio_asked = 1;          ///< the ratio that was requested
     /// Whether a memory limit did not allow the requested ratio; the placement is then the nearest allowed one. False
-    /// if the limits allow the requested ratio and exclude only the cut, or the set of whole shards, that is nearest to
-    /// it. To detect that, compare ratio() with ratio_asked.
+    /// if the limits allow the ratio itself and exclude only the cut, or the set of whole shards, that is nearest to
+    /// it: then a farther one is used. To detect that, compare ratio() with ratio_asked.
     bool limited = false;
     /// Whether no other placement with the unit, order and limits of the split_request is nearer to the ratio. False
-    /// only for whole shards with sizes so different that the search could not try all of their sums; the placement is
-    /// then only near.
+    /// only for whole shards whose sizes differ so much that the search cannot try all of their sums: then another
+    /// placement may be nearer.
     bool nearest = true;
 
     /// Returns the CPU's share of the elements; 1 without elements.
@@ -183,8 +183,8 @@ struct column_scoring {
 struct device_pass {
     block_pass pass = block_pass::measure;       ///< which pass
     std::span<std::uint32_t const> pieces = {};  ///< numbers of the pieces
-    std::span<group_step const> speculated = {}; ///< for each group: the speculative step
-    std::span<group_step const> settled = {};    ///< for each group: the step of all other passes
+    std::span<group_step const> speculated = {}; ///< for each group: the values of a speculate pass
+    std::span<group_step const> settled = {};    ///< for each group: the values of every other pass
     std::span<std::uint8_t const> summed = {};   ///< for each piece of the part: whether to add its accumulator
     bool keep_records = false;                   ///< whether to record the state before the step
 };
@@ -195,9 +195,9 @@ struct device_pass {
 /// The passes change a block like those on the CPU, to the same bits: see block_pass. The differences:
 ///   - A part with records has memory for the record of every block. A part without records gets no speculate, redo and
 ///     rollback passes and no keep_records.
-///   - measure and compare write sums of squares to the results. compare must write another sum than the step did if
-///     the gradient has changed and a rollback of the block needs the old gradient. A record that is a copy of the old
-///     values does not need it.
+///   - measure and compare write sums of squares to the results. Some records need the step's gradient to roll a block
+///     back. If the gradient of such a block has changed since the step, compare must write a sum that differs from the
+///     step's. A record that is a copy of the old values needs no gradient.
 ///   - rollback rounds the restored params to weight_out.
 class device_part {
 public:
@@ -210,8 +210,8 @@ public:
     virtual void round_weights() = 0;
     /// Makes passes that are enqueued from now on read this gradient of a piece. No enqueued pass may read the piece.
     virtual void set_gradient(std::uint32_t piece, device_ptr grad) = 0;
-    /// Invalidates the records of earlier work for all work that is enqueued from now on. Enqueues nothing and cannot
-    /// fail, so that no later step uses records of an old one.
+    /// Invalidates the records of earlier work for all work that is enqueued from now on, so that no later step uses
+    /// the records of an earlier one. Enqueues nothing and cannot fail.
     virtual void forget_records() noexcept = 0;
     /// Enqueues in stream `down`, after all work so far: for each block, writes the sums of squares of the last
     /// measuring pass, and whether there is a record (0 or 1). The spans have all blocks, and must live until that

@@ -60,14 +60,14 @@ private:
 inline constexpr std::size_t default_max_chunk_elems = 65536;
 /// Smallest value of that maximum. A small n is still divided into smaller chunks.
 inline constexpr std::size_t min_chunk_elems = 4096;
-/// Largest minimum of elements for each of two threads that an executor chooses itself.
+/// For two threads, an executor chooses the minimum of elements for each itself: no more than these.
 inline constexpr std::size_t max_min_slice_elems = 16384;
 
 /// Divides n elements among up to `threads` threads, so that each gets at least min_slice_elems elements.
 /// min_slice_elems is at least 1. A thread gets about sixteen chunks, so that others can steal some if it is delayed,
 /// and all threads get equally many: a thread with one more would finish a sixteenth later. No chunk has more than
-/// max_chunk_elems elements. None has fewer than `smallest`, unless that is all a thread gets, so that taking a chunk
-/// costs at most a hundredth of working on it.
+/// max_chunk_elems elements. A chunk has at least `smallest` elements, so that taking it costs at most a hundredth of
+/// the work on it; a thread that gets fewer has one chunk.
 [[nodiscard]] constexpr chunking chunks_of(std::size_t n, unsigned threads, std::size_t min_slice_elems,
                                            std::size_t max_chunk_elems = default_max_chunk_elems,
                                            std::size_t smallest = min_chunk_elems) noexcept
@@ -97,9 +97,9 @@ struct executor_options {
     pu_set pus = {};                   ///< see team_options; empty: PUs of this process, one of each core first
     binding bind = binding::automatic; ///< whether the threads must be bound
     /// Minimum number of elements for each thread in a float32 step. With less work, fewer threads are used. Work that
-    /// moves fewer bytes per element needs more elements. 0: chosen by the cost of a hand-over (team::hand_over()),
-    /// from 4096 to 16384, for two threads, and 4096 for more of them. A call then uses the number of threads that
-    /// finishes it soonest.
+    /// moves fewer bytes per element needs more elements. 0: the executor chooses. For two threads it
+    /// takes 4096 to 16384, by the cost of a hand-over (team::hand_over()), and for more threads 4096. A call then uses
+    /// the number of threads that finishes it soonest.
     std::size_t min_slice_elems = 0;
     /// Maximum number of elements in a chunk (rounded down to a multiple of 64, at least 4096); tune_cores() tries
     /// other values.
@@ -176,7 +176,7 @@ public:
         if (team_ == nullptr)
             work(slice{0, n});
         else
-            // Not run(), in which the caller may replace a member: the caller is not bound and may move to another PU.
+            // run() may let the caller work in place of a member, and the caller may move to another PU.
             team_
                 ->submit([&](unsigned member) {
                     if (member < cut.threads)
@@ -189,7 +189,7 @@ private:
     static void check_agrees(adamant::team const& team, executor_options const& options);
     void set_slices(std::size_t min_slice_elems);
     isa isa_;
-    // Least elements for each thread of a float32 step: of two threads, and of more.
+    // Minimum of elements for each thread of a float32 step: with two threads, and with more.
     std::size_t least_elems_of_two_ = 0;
     std::size_t least_elems_ = 0;
     hand_over_cost hand_over_; // none if the caller chose min_slice_elems

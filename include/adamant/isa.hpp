@@ -64,8 +64,8 @@ std::string available_isas();
 /// Returns the default prefetch distance of a step, in bytes. Changes no bit of a result. Pure.
 ///
 /// 256 on AMD processors, because a longer distance disturbs their hardware prefetchers: with 2048, a Zen 4 core takes
-/// 14 to 20% longer in float32. 2048 elsewhere, because square roots and divisions fill the reorder window in which a
-/// core would discover the cache misses itself.
+/// 14 to 20% longer in float32. 2048 on other processors, where square roots and divisions fill the reorder
+/// window, so that a core reaches later loads too late.
 [[nodiscard]] std::uint32_t default_prefetch_bytes() noexcept;
 
 ADAMANT_END_NAMESPACE

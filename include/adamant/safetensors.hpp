@@ -31,14 +31,14 @@ ADAMANT_BEGIN_NAMESPACE
 /// twice and not copied; the arrays must not change meanwhile. They may point into the file that is being replaced. The
 /// same state gives the same bytes, for any order and partition of its tensors; tensors without elements are skipped.
 ///
-/// A replaced file keeps its permission bits but not its owner, a new file gets those of the umask. A symbolic link is
-/// followed.
-/// @return the steps of the save that the file system refused although the file is complete.
+/// A replaced file keeps its permission bits but not its owner. A new file gets the permission bits that the umask
+/// allows. A symbolic link is followed.
+/// @return the operations that the file system refused; the file is complete without them.
 /// @throws invalid_argument if validate(state) rejects the state, or if the header would exceed 100 MB; before anything
 /// is written.
 /// @throws unavailable with the system's reason and the path if the file cannot be written, or if another save to this
 /// path is in progress. After an error the old file is unchanged, and nothing of the new one remains.
-/// Also throws what reading a state of a file throws.
+/// If the state was itself read from a file, also throws what reading that file throws.
 inline save_report save_safetensors(std::filesystem::path const& path, state_dict const& state)
 {
     detail::default_mode_scope const mode;
@@ -80,12 +80,12 @@ inline save_report check_can_save(std::filesystem::path const& path)
 ///
 /// The constructor validates everything, including checksums, before it returns.
 ///
-/// Of a file: this object owns the state's tensors and their source, so they live as long as the object, or the object
-/// that it was moved to. It keeps the file open; the file may be replaced or removed meanwhile. If another process
-/// truncates or modifies it, optimizer::load() and save_safetensors() throw corrupted, because both read through the
-/// tensors' source; validate(), merge() and everything else that reads no array are unaffected. The data pointers lead
-/// into a mapping of the file. Read through them only if no process truncates the file: a read past its new end, or
-/// from a failing disk, raises SIGBUS.
+/// This object owns the tensors of a state read from a file, and their source. They live until it is destroyed, or the
+/// object that it was moved to. It keeps the file open; the file may be replaced or removed meanwhile. If another
+/// process truncates or modifies it, optimizer::load() and save_safetensors() throw corrupted, because both read
+/// through the tensors' source; validate(), merge() and everything else that reads no array are unaffected. The data
+/// pointers lead into a mapping of the file. Read through them only if no process truncates the file: a read past its
+/// new end, or from a failing disk, raises SIGBUS.
 class safetensors_state {
 public:
     /// Reads a file. Each error names the problem and its location.

@@ -158,7 +158,7 @@ public:
         {
         }
 
-        // Comes before the check for overlaps, which takes every array to be as long as param says.
+        // Called before the check for overlaps, which assumes that every array has as many elements as param.
         void check_sizes(std::size_t grad, std::size_t exp_avg, std::size_t exp_avg_sq) const
         {
             detail::check_size("grad", grad, size_);
@@ -281,7 +281,8 @@ public:
     /// Only step() writes a float32 weight_out.
     template <class Param, class Grad, class ExpAvg, class ExpAvgSq>
     optimizer_shard(shard<Param, Grad, ExpAvg, ExpAvgSq, float> const& typed) = delete;
-    /// For run-time types. Header-only programs: the format must come from optimizer_format().
+    /// Converts a shard whose types are known at run time. In a header-only program, its format must be a result of
+    /// optimizer_format(), which has the kernels of an optimizer.
     /// @throws invalid_argument for a float32 weight_out
     ADAMANT_ALWAYS_INLINE explicit optimizer_shard(any_shard const& shard) : any_shard(shard)
     {

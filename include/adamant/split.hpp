@@ -30,8 +30,9 @@ enum class split_unit : std::uint8_t {
 
 /// Which shards go to the device first.
 enum class split_order : std::uint8_t {
-    /// The shards that were added first. If shards are in the order of forward, backward makes the gradients of the
-    /// device's shards last and forward needs their weights first, which leaves time to overlap the CPU's work.
+    /// The shards that were added first. If shards are in forward order, the device gets the first layers: backward
+    /// produces their gradients last, and forward needs their weights first. So the CPU's work on the other layers
+    /// overlaps the end of backward and the beginning of forward.
     front,
     back, ///< the shards that were added last
 };
@@ -41,9 +42,9 @@ struct split_request {
     double ratio = 1; ///< the share of the elements that the CPU steps: `ratio` in DeepSpeed's offload_optimizer
     split_unit unit = split_unit::element;  ///< how shards may be divided
     split_order order = split_order::front; ///< which shards the device gets first
-    /// The numbers of all shards, in the order in which they go to the device; empty: `order` decides. `order` also
-    /// decides whether the device gets the beginning or the end of the divided shard. Not for split_unit::deepspeed,
-    /// which has its own order.
+    /// The numbers of all shards, in the order in which they go to the device; empty: by `order`. In both cases
+    /// `order` decides whether the device gets the beginning or the end of the divided shard. Not for
+    /// split_unit::deepspeed, which has its own order.
     std::vector<std::size_t> device_order = {};
     std::optional<std::size_t> most_on_cpu = {};    ///< elements that fit in host memory
     std::optional<std::size_t> most_on_device = {}; ///< elements that fit on the device

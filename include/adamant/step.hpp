@@ -69,7 +69,7 @@ struct step_report {
 };
 
 /// From this many elements on, weight_out and records are written with streaming stores, because a cache would read
-/// each line before it is overwritten. Smaller arrays may be read soon, from cache.
+/// each line before it is overwritten. Smaller arrays stay in cache, where they may be read soon.
 inline constexpr std::size_t stream_weight_out_from_elems = std::size_t{1} << 22;
 
 /// Runs one step of Adam or AdamW in place on every element of the shard; reference::update is the formula. The result

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The careful step, for data that the fast paths refuse: values near zero, infinities, NaNs, and remainders of less
-// than a group. Included by detail/kernels/fused_step.inl, once per instruction set.
+// The careful step, for data that the fast paths refuse: values near zero, infinities, NaNs, and shards of less than a
+// group. Included by detail/kernels/fused_step.inl, once per instruction set.
 //
 // Element types are run-time values here, so the step is compiled once for all of them: it converts parts of all arrays
 // to buffers of floats and back. It is slower than a loop for each combination of types, and a quarter of the code.

@@ -73,7 +73,7 @@ struct simd : vec128::codes {
     ADAMANT_SIMD static bool any_sign(u32 x) { return vec128::any_sign(x); }
 
     // All ones in lanes where x is above `bound`, else zeros. Neither may have the highest bit set: the comparison is a
-    // subtraction, because SSE2 lacks an unsigned comparison.
+    // subtraction.
     ADAMANT_SIMD static u32 above(u32 x, std::uint32_t bound)
     {
         return vec128::cast<u32>(vec128::cast<vec128::i32>(set(bound) - x) >> 31);
