@@ -13,7 +13,6 @@
 #include <vector>
 
 #include <adamant/formats.hpp>
-#include <adamant/reference.hpp>
 #include <adamant/detail/numerics/column_score.hpp>
 #include <adamant/detail/shard/block_pass.hpp>
 

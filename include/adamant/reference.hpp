@@ -13,22 +13,13 @@
 
 #include <adamant/dtype.hpp>
 #include <adamant/hyperparameters.hpp>
+#include <adamant/detail/numerics/grad_squares.hpp>
 
 ADAMANT_BEGIN_NAMESPACE
 
-/// Elements of a block: squares of a gradient are summed block by block, counted from the start of its array.
-///
-/// The last block may be shorter. Shard boundaries are multiples of it, so that sharding never changes a sum.
-inline constexpr std::size_t norm_block_elems = 4096;
 inline constexpr std::size_t norm_lanes = 64;       ///< partial sums of a block; see reference::block_squares()
 inline constexpr float norm_lane_start = 0x1p-125f; ///< initial value of each partial sum
 inline constexpr double norm_safe_from = 0x1p-90;   ///< smaller block sums are recomputed in double
-
-/// Sum of squares of a gradient.
-struct grad_squares {
-    double sum = 0;              ///< sum of the squares of the finite elements
-    std::uint64_t nonfinite = 0; ///< number of infinite or NaN elements, which the sum excludes
-};
 
 ADAMANT_END_NAMESPACE
 

@@ -10,6 +10,7 @@
 #include <adamant/changes.hpp>
 #include <adamant/formats.hpp>
 #include <adamant/optimizer.hpp>
+#include <adamant/reference.hpp>
 #include <adamant/step.hpp>
 #include <adamant/detail/numerics/float_mode.hpp>
 

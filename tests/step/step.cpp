@@ -5,6 +5,7 @@
 #include <limits>
 
 #include <adamant/adamant.hpp>
+#include <adamant/reference.hpp>
 
 #include "catch.hpp"
 #include "exact_sum.hpp"

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include <adamant/optimizer_options.hpp>
+#include <adamant/reference.hpp>
 #include <adamant/shard.hpp>
 #include <adamant/zenflow.hpp>
 #include <adamant/detail/numerics/squares_total.hpp>

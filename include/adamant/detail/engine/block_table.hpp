@@ -7,10 +7,10 @@
 #include <cstdint>
 #include <vector>
 
-#include <adamant/reference.hpp>
 #include <adamant/detail/engine/journal.hpp>
 #include <adamant/detail/engine/registry.hpp>
 #include <adamant/detail/engine/step_plan.hpp>
+#include <adamant/detail/numerics/grad_squares.hpp>
 
 ADAMANT_BEGIN_NAMESPACE
 namespace detail {

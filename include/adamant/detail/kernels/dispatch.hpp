@@ -3,6 +3,7 @@
 #pragma once
 
 #include <adamant/isa.hpp>
+#include <adamant/reference.hpp>
 #include <adamant/detail/kernels/targets.hpp>
 
 ADAMANT_BEGIN_NAMESPACE

@@ -6,8 +6,10 @@
 #include <cstdint>
 #include <type_traits>
 
-#include <adamant/reference.hpp>
+#include <adamant/dtype.hpp>
+#include <adamant/hyperparameters.hpp>
 #include <adamant/detail/core/granule.hpp>
+#include <adamant/detail/numerics/grad_squares.hpp>
 
 ADAMANT_BEGIN_NAMESPACE
 

@@ -2,11 +2,10 @@
 // Definition of the score of a gradient's column, by which ZenFlow selects columns.
 //
 // Scores are sums of integers, so they have the same bits for any order of additions, any partition of the rows and any
-// number of ranks.
+// number of ranks. Built-in functions instead of <cmath>: see grad_squares.hpp.
 #pragma once
 
 #include <bit>
-#include <cmath>
 #include <cstddef>
 #include <cstdint>
 
@@ -41,11 +40,11 @@ struct column_score_scale {
 [[nodiscard]] inline column_score_scale column_score_scale_for(float largest, column_score kind) noexcept
 {
     int exponent = 0;
-    (void)std::frexp(flush(largest), &exponent); // below 2^exponent
+    (void)__builtin_frexpf(flush(largest), &exponent); // below 2^exponent
     bool const squares = kind == column_score::square;
     int const unlimited_shift = (squares ? column_score_bits / 2 : column_score_bits) - exponent;
     int const shift = unlimited_shift > 124 ? 124 : unlimited_shift;
-    return {std::ldexp(1.0f, shift), std::ldexp(1.0, squares ? -2 * shift : -shift)};
+    return {__builtin_ldexpf(1.0f, shift), __builtin_ldexp(1.0, squares ? -2 * shift : -shift)};
 }
 
 ADAMANT_END_NAMESPACE
@@ -56,11 +55,12 @@ namespace reference {
 // The integer that one gradient adds to its column, rounded to nearest even; 0 for an infinity or a NaN.
 [[nodiscard]] inline std::uint32_t column_score_of(float grad, float scale, bool squares) noexcept
 {
-    float const g = std::fabs(flush(grad));
+    float const g = __builtin_fabsf(flush(grad));
     if (!is_finite(g))
         return 0;
     float const scaled = flush(g * scale);
-    float const rounded = squares ? std::fma(scaled, scaled, column_score_zero) : std::fma(g, scale, column_score_zero);
+    float const rounded =
+        squares ? __builtin_fmaf(scaled, scaled, column_score_zero) : __builtin_fmaf(g, scale, column_score_zero);
     return std::bit_cast<std::uint32_t>(rounded) - column_score_zero_bits;
 }
 

@@ -6,7 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include <adamant/reference.hpp>
+#include <adamant/detail/numerics/grad_squares.hpp>
 
 ADAMANT_BEGIN_NAMESPACE
 
