@@ -2,11 +2,13 @@
 // Counts and collects changed weights. detail/kernels/collect_kernels.hpp includes it once per instruction set, and once more
 // with ADAMANT_VBMI2 inside a region for AVX512_VBMI2.
 
-// Numbers of bits, counted from the first word, that are found and not yet in the caller's arrays.
+// Numbers of the bits of words `begin` to `end`, counted from word 0. They are found and not yet in the caller's arrays.
 struct bit_buffer {
     static constexpr std::size_t full = 1024; // and up to one word more
     alignas(64) std::uint32_t bits[full + changed_word_elems];
     std::size_t count = 0;
+    std::size_t begin = 0;
+    std::size_t end = 0;
 };
 
 // Words that are searched together: a multiple of 8.
@@ -125,8 +127,6 @@ ADAMANT_SIMD std::uint32_t* find_bits(collected_arrays const& a, std::size_t w, 
         __builtin_prefetch(own + static_cast<std::size_t>(__builtin_ctzll(word)) * sizeof(Value));
         __builtin_prefetch(own + static_cast<std::size_t>(63 ^ __builtin_clzll(word)) * sizeof(Value));
     }
-    if (a.clear)
-        a.words[w] = 0;
     return append_bits(target, word, first);
 }
 template <class Value>
@@ -136,7 +136,8 @@ ADAMANT_SIMD void copy_value(collected_arrays const& a, bit_buffer const& buffer
         __builtin_memcpy(a.out.values + i * sizeof(Value), a.weights + std::size_t{buffer.bits[i]} * sizeof(Value),
                          sizeof(Value));
 }
-// Copies the bits of a buffer to the caller's arrays, and the values from number `copied` on. Empties the buffer.
+// Copies the bits of a buffer to the caller's arrays, which have room for them, and the values from number `copied` on.
+// Then empties the buffer and clears its words.
 template <class Value>
 ADAMANT_SIMD void flush_bits(collected_arrays& a, bit_buffer& buffer, std::size_t copied)
 {
@@ -154,10 +155,14 @@ ADAMANT_SIMD void flush_bits(collected_arrays& a, bit_buffer& buffer, std::size_
             copy_value<Value>(a, buffer, i);
         a.out.values += buffer.count * sizeof(Value);
     }
+    if (a.clear)
+        for (std::size_t w = buffer.begin; w < buffer.end; ++w)
+            a.words[w] = 0;
+    a.out.room -= buffer.count;
     buffer.count = 0;
 }
 template <class Value>
-ADAMANT_SIMD void collect(collected_arrays& a, std::size_t n)
+ADAMANT_SIMD bool collect(collected_arrays& a, std::size_t n)
 {
     // Most of the time is waiting for the cache lines of the values. They are prefetched when a word's bits are found.
     // Those of the words before are copied meanwhile, two for each word, so that cache misses are always under way.
@@ -169,9 +174,13 @@ ADAMANT_SIMD void collect(collected_arrays& a, std::size_t n)
     std::uint32_t nonzero[words_together + 8];
     for (std::size_t begin = 0; begin < n;) {
         std::size_t const together = n - begin < words_together ? n - begin : words_together;
+        for (std::size_t w = 0; w < words_together; w += 8)
+            __builtin_prefetch(a.words + begin + words_together + w);
         std::size_t const count = list_words(a.words + begin, together, static_cast<std::uint32_t>(begin), nonzero);
         std::uint32_t* target = found->bits;
         std::uint32_t const* const limit = target + bit_buffer::full;
+        if (waiting->count > a.out.room)
+            return false;
         std::size_t const pairs = std::is_void_v<Value> ? 0 : waiting->count / 2;
         std::size_t const both = pairs < count ? pairs : count;
         std::size_t k = 0;
@@ -184,23 +193,27 @@ ADAMANT_SIMD void collect(collected_arrays& a, std::size_t n)
         for (; k < count && target < limit; ++k)
             target = find_bits<Value>(a, nonzero[k], target);
         found->count = static_cast<std::size_t>(target - found->bits);
+        found->begin = begin;
         begin = k < count ? nonzero[k] : begin + together;
+        found->end = begin;
         flush_bits<Value>(a, *waiting, copied);
         bit_buffer* const empty = waiting;
         waiting = found;
         found = empty;
     }
+    if (waiting->count > a.out.room)
+        return false;
     flush_bits<Value>(a, *waiting, 0);
+    return true;
 }
 // See collect_changes_function. n: at most 2^26 words, whose bits have 32-bit numbers.
-inline void collect_changes(std::uint64_t* words, std::size_t n, std::byte const* weights, std::size_t weight_bytes,
-                            std::uint64_t first_index, bool clear, changed_weights_out const& out) noexcept
+inline bool collect_changes(std::uint64_t* words, std::size_t n, std::byte const* weights, std::size_t weight_bytes,
+                            std::uint64_t first_index, bool clear, changed_weights_out& out) noexcept
 {
     collected_arrays arrays{words, weights, first_index, clear, out};
-    if (out.values == nullptr)
-        collect<void>(arrays, n);
-    else if (weight_bytes == sizeof(std::uint16_t))
-        collect<std::uint16_t>(arrays, n);
-    else
-        collect<std::uint32_t>(arrays, n);
+    bool const fits = out.values == nullptr                     ? collect<void>(arrays, n)
+                      : weight_bytes == sizeof(std::uint16_t) ? collect<std::uint16_t>(arrays, n)
+                                                              : collect<std::uint32_t>(arrays, n);
+    out = arrays.out;
+    return fits;
 }

@@ -25,23 +25,29 @@ inline std::size_t count_changes(std::uint64_t const* words, std::size_t n) noex
     return count;
 }
 
-inline void collect_changes(std::uint64_t* words, std::size_t n, std::byte const* weights, std::size_t weight_bytes,
-                            std::uint64_t first_index, bool clear, changed_weights_out const& out) noexcept
+inline bool collect_changes(std::uint64_t* words, std::size_t n, std::byte const* weights, std::size_t weight_bytes,
+                            std::uint64_t first_index, bool clear, changed_weights_out& out) noexcept
 {
-    std::size_t count = 0;
-    for (std::size_t i = 0; i < n * changed_word_elems; ++i) {
-        if ((words[i / changed_word_elems] >> i % changed_word_elems & 1) == 0)
-            continue;
-        if (out.indices != nullptr)
-            out.indices[count] = static_cast<std::uint32_t>(first_index + i);
-        else
-            out.wide_indices[count] = first_index + i;
-        if (out.values != nullptr)
-            std::memcpy(out.values + count * weight_bytes, weights + i * weight_bytes, weight_bytes);
-        ++count;
+    for (std::size_t w = 0; w < n; ++w) {
+        if (count_changes(words + w, 1) > out.room)
+            return false;
+        for (std::size_t i = w * changed_word_elems; i < (w + 1) * changed_word_elems; ++i) {
+            if ((words[w] >> i % changed_word_elems & 1) == 0)
+                continue;
+            if (out.indices != nullptr)
+                *out.indices++ = static_cast<std::uint32_t>(first_index + i);
+            else
+                *out.wide_indices++ = first_index + i;
+            if (out.values != nullptr) {
+                std::memcpy(out.values, weights + i * weight_bytes, weight_bytes);
+                out.values += weight_bytes;
+            }
+            --out.room;
+        }
+        if (clear)
+            words[w] = 0;
     }
-    for (std::size_t w = 0; w < n && clear; ++w)
-        words[w] = 0;
+    return true;
 }
 
 } // namespace scalar
@@ -91,11 +97,11 @@ inline std::size_t count_changes(std::uint64_t const* words, std::size_t n) noex
 {
     return has_vbmi2() ? vbmi2::count_changes(words, n) : avx512::count_changes(words, n);
 }
-inline void collect_changes(std::uint64_t* words, std::size_t n, std::byte const* weights, std::size_t weight_bytes,
-                            std::uint64_t first_index, bool clear, changed_weights_out const& out) noexcept
+inline bool collect_changes(std::uint64_t* words, std::size_t n, std::byte const* weights, std::size_t weight_bytes,
+                            std::uint64_t first_index, bool clear, changed_weights_out& out) noexcept
 {
-    (has_vbmi2() ? vbmi2::collect_changes : avx512::collect_changes)(words, n, weights, weight_bytes, first_index,
-                                                                     clear, out);
+    return (has_vbmi2() ? vbmi2::collect_changes : avx512::collect_changes)(words, n, weights, weight_bytes,
+                                                                            first_index, clear, out);
 }
 } // namespace avx512_bf16
 #endif

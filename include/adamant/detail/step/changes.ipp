@@ -10,9 +10,12 @@
 #include <limits>
 #include <vector>
 
+#include <sched.h>
+
 #include <adamant/changes.hpp>
 #include <adamant/error.hpp>
 #include <adamant/detail/exec/for_each_part.hpp>
+#include <adamant/detail/exec/wait_word.hpp>
 #include <adamant/detail/kernels/collect_kernels.hpp>
 
 ADAMANT_BEGIN_NAMESPACE
@@ -27,21 +30,27 @@ public:
     {
     }
     [[nodiscard]] std::size_t count() const noexcept { return (words_ + part_words - 1) / part_words; }
+    // Whether one thread does the work of `bytes_each` bytes an element.
+    [[nodiscard]] bool work_in_one_thread(std::size_t bytes_each) const noexcept
+    {
+        return count() < 2 || cpu_.works_itself(elems_weighing(bytes_each));
+    }
     // Calls work(part, first word, number of words) for each part.
     template <class Work>
-    void for_each(Work const& work) const
+    void for_each(Work const& work, std::size_t bytes_each = 1) const
     {
-        for_each_part(cpu_, count(), elems_weighing(1), [&](std::size_t part) { call(work, part); });
+        for_each_part(cpu_, count(), elems_weighing(bytes_each), [&](std::size_t part) { call(work, part); });
     }
     // The same in order: a part begins after all parts before it have begun.
     template <class Work>
-    void for_each_in_order(Work const& work) const
+    void for_each_in_order(Work const& work, std::size_t bytes_each) const
     {
         std::atomic<std::size_t> next{0};
-        for_each_part(cpu_, std::min<std::size_t>(cpu_.threads(), count()), elems_weighing(3), [&](std::size_t) {
-            for (std::size_t part; (part = next.fetch_add(1, std::memory_order_relaxed)) < count();)
-                call(work, part);
-        });
+        for_each_part(cpu_, std::min<std::size_t>(cpu_.threads(), count()), elems_weighing(bytes_each),
+                      [&](std::size_t) {
+                          for (std::size_t part; (part = next.fetch_add(1, std::memory_order_relaxed)) < count();)
+                              call(work, part);
+                      });
     }
     // Bits beyond the last element are not the shard's.
     [[nodiscard]] std::uint64_t rest_mask() const noexcept
@@ -75,6 +84,19 @@ private:
     std::size_t words_;
 };
 
+// Waits without sleeping for a thread that counts a part, which takes microseconds. Waking threads would take longer.
+[[nodiscard]] inline std::size_t wait_for_nonzero(std::atomic<std::size_t> const& value) noexcept
+{
+    for (unsigned spins = 0;; ++spins) {
+        if (std::size_t const known = value.load(std::memory_order_acquire); known != 0)
+            return known;
+        if (spins % 64 != 63)
+            relax();
+        else
+            sched_yield(); // the other thread may need this PU
+    }
+}
+
 template <class Index>
 std::size_t collect_changed_weights(executor const& cpu, tracked_weights const& tracked, std::span<Index> indices,
                                     void* values, changed_options const& options)
@@ -93,45 +115,64 @@ std::size_t collect_changed_weights(executor const& cpu, tracked_weights const& 
     kernel::count_changes_function const count_changes = kernel::count_changes_for(cpu.tier());
     kernel::collect_changes_function const collect_changes = kernel::collect_changes_for(cpu.tier());
     std::size_t const weight_bytes = tracked.weight_bytes();
-    // Each part is counted, which reads its bits into the cache, and collected as soon as those before it are counted.
-    // Threads wait for nothing else. ends[part]: number of changes up to the part's end, plus 1; 0 before it is known.
-    std::vector<std::atomic<std::size_t>> ends(parts.count());
-    parts.for_each_in_order([&](std::size_t part, std::size_t word, std::size_t n) {
-        std::size_t const count = count_changes(tracked.changed() + word, n);
-        std::size_t begin = 0;
-        if (part != 0) {
-            ends[part - 1].wait(0, std::memory_order_acquire);
-            begin = ends[part - 1].load(std::memory_order_acquire) - 1;
-        }
-        ends[part].store(begin + count + 1, std::memory_order_release);
-        ends[part].notify_all();
-        if (begin + count > indices.size())
-            return;
-        kernel::changed_weights_out out{nullptr, nullptr, nullptr};
+    auto const collect = [&](std::size_t word, std::size_t n, kernel::changed_weights_out& out) {
+        std::size_t const element = word * kernel::changed_word_elems;
+        return collect_changes(tracked.changed() + word, n,
+                               values == nullptr ? nullptr : tracked.weights() + element * weight_bytes, weight_bytes,
+                               options.first_index + element, options.clear, out);
+    };
+    auto const out_from = [&](std::size_t begin, std::size_t room) {
+        kernel::changed_weights_out out{nullptr, nullptr, nullptr, room};
         if constexpr (sizeof(Index) == sizeof(std::uint32_t))
             out.indices = indices.data() + begin;
         else
             out.wide_indices = indices.data() + begin;
         if (values != nullptr)
             out.values = static_cast<std::byte*>(values) + begin * weight_bytes;
-        std::size_t const element = word * kernel::changed_word_elems;
-        collect_changes(tracked.changed() + word, n,
-                        values == nullptr ? nullptr : tracked.weights() + element * weight_bytes, weight_bytes,
-                        options.first_index + element, options.clear, out);
-    });
-    std::size_t const total = ends.empty() ? 0 : ends.back().load(std::memory_order_relaxed) - 1;
-    if (total > indices.size() && options.clear) {
-        // The parts that fit were cleared. Their bits are known by the indices.
-        std::size_t cleared = 0;
-        for (auto const& end : ends)
-            if (std::size_t const fits = end.load(std::memory_order_relaxed) - 1; fits <= indices.size())
-                cleared = fits;
-        for (Index const index : indices.first(cleared)) {
+        return out;
+    };
+    // Sets the bits of changes that were written and cleared. Their indices are known.
+    auto const restore = [&](std::size_t written) {
+        for (Index const index : indices.first(written)) {
             auto const element = static_cast<std::size_t>(index - options.first_index);
             tracked.changed()[element / kernel::changed_word_elems] |= std::uint64_t{1}
                                                                        << element % kernel::changed_word_elems;
         }
+    };
+    constexpr std::size_t bytes_each = 3;
+    if (parts.work_in_one_thread(bytes_each)) {
+        // No position depends on what another thread finds, so nothing is counted before.
+        kernel::changed_weights_out out = out_from(0, indices.size());
+        bool fits = true;
+        parts.for_each([&](std::size_t, std::size_t word, std::size_t n) { fits = fits && collect(word, n, out); },
+                       bytes_each);
+        std::size_t const written = indices.size() - out.room;
+        if (fits)
+            return written;
+        restore(options.clear ? written : 0);
+        return count_changed_weights(cpu, tracked);
     }
+    // Each part is counted, which reads its bits into the cache, and collected as soon as those before it are counted.
+    // ends[part]: number of changes up to the part's end, plus 1; 0 before it is known.
+    std::vector<std::atomic<std::size_t>> ends(parts.count());
+    parts.for_each_in_order(
+        [&](std::size_t part, std::size_t word, std::size_t n) {
+            std::size_t const count = count_changes(tracked.changed() + word, n);
+            std::size_t const begin = part == 0 ? 0 : wait_for_nonzero(ends[part - 1]) - 1;
+            ends[part].store(begin + count + 1, std::memory_order_release);
+            if (begin + count > indices.size())
+                return;
+            kernel::changed_weights_out out = out_from(begin, count);
+            collect(word, n, out);
+        },
+        bytes_each);
+    std::size_t const total = ends.back().load(std::memory_order_relaxed) - 1;
+    if (total > indices.size() && options.clear)
+        for (auto end = ends.rbegin(); end != ends.rend(); ++end)
+            if (std::size_t const written = end->load(std::memory_order_relaxed) - 1; written <= indices.size()) {
+                restore(written);
+                break;
+            }
     return total;
 }
 
