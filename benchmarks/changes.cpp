@@ -4,7 +4,8 @@
 //   changes/step/TYPES/elems:N/threads:T     a step that tracks changes, beside one that does not
 //   changes/collect/TYPE/permille:P/elems:N/threads:T
 //
-// The limit of collecting reads all bits and, by known indices, the weights that changed.
+// The limit of collecting reads all bits and, by known indices, the weights that changed. "writes" does the same and
+// writes what it reads: without finding anything, it is what collecting has to do.
 
 #include <algorithm>
 #include <bit>
@@ -68,17 +69,33 @@ void collect(benchmark::State& state, executor const& cpu, std::size_t n, unsign
                               require(changed_weights(cpu, from, indices, values.data()) == known.size(),
                                       "all changes are collected");
                           }});
+    // Reads the bits, and calls the function with the range of known indices of each thread.
+    auto const read_all = [&](auto const& use) {
+        cpu.for_each_owned_slice(n, [&](slice part) {
+            std::uint64_t sum = 0;
+            for (std::size_t w = part.begin / 64; w < (part.end + 63) / 64; ++w)
+                sum += words.data()[w];
+            benchmark::DoNotOptimize(sum);
+            auto const begin = std::lower_bound(known.begin(), known.end(), part.begin);
+            auto const end = std::lower_bound(begin, known.end(), part.end);
+            use(static_cast<std::size_t>(begin - known.begin()), static_cast<std::size_t>(end - known.begin()));
+        });
+    };
     contenders.push_back({part_in_race::limit, "reads", "", [&] {
-                              cpu.for_each_owned_slice(n, [&](slice part) {
+                              read_all([&](std::size_t begin, std::size_t end) {
                                   using bits = std::conditional_t<sizeof(Weight) == 2, std::uint16_t, std::uint32_t>;
                                   std::uint64_t sum = 0;
-                                  for (std::size_t w = part.begin / 64; w < (part.end + 63) / 64; ++w)
-                                      sum += words.data()[w];
-                                  auto const begin = std::lower_bound(known.begin(), known.end(), part.begin);
-                                  auto const end = std::lower_bound(begin, known.end(), part.end);
-                                  for (auto i = begin; i != end; ++i)
-                                      sum += std::bit_cast<bits>(weights[*i]);
+                                  for (std::size_t i = begin; i < end; ++i)
+                                      sum += std::bit_cast<bits>(weights[known[i]]);
                                   benchmark::DoNotOptimize(sum);
+                              });
+                          }});
+    contenders.push_back({part_in_race::aside, "writes", "", [&] {
+                              read_all([&](std::size_t begin, std::size_t end) {
+                                  for (std::size_t i = begin; i < end; ++i) {
+                                      indices[i] = known[i];
+                                      values[i] = weights[known[i]];
+                                  }
                               });
                           }});
     race::run(state, contenders, {repeats_for(n)});
@@ -97,12 +114,16 @@ void add_changes(setup const& given)
                        });
     });
     auto const add_collect = [&]<class Weight>(std::string const& type) {
-        std::size_t const n = given.chosen.quick ? std::size_t{1} << 22 : std::size_t{1} << 25;
-        for (executor const& cpu : given.cpus)
-            for (unsigned const permille : {1u, 10u, 100u, 900u})
-                add_row("changes/collect/" + type + "/permille:" + std::to_string(permille) + "/" + place_name(cpu, n),
-                        rounds_for(given.chosen, n),
-                        [&cpu, n, permille](benchmark::State& state) { collect<Weight>(state, cpu, n, permille); });
+        auto const add = [&](executor const& cpu, std::size_t n, unsigned permille) {
+            add_row("changes/collect/" + type + "/permille:" + std::to_string(permille) + "/" + place_name(cpu, n),
+                    rounds_for(given.chosen, n),
+                    [&cpu, n, permille](benchmark::State& state) { collect<Weight>(state, cpu, n, permille); });
+        };
+        for (executor const& cpu : given.cpus) {
+            for (unsigned const permille : {1u, 10u, 100u, 900u}) // many last-level caches hold the lines that are read
+                add(cpu, given.chosen.quick ? std::size_t{1} << 22 : std::size_t{1} << 25, permille);
+            add(cpu, sizes(given.chosen, sizeof(Weight)).back(), 10);
+        }
     };
     add_collect.template operator()<bfloat16>("bf16");
     add_collect.template operator()<float>("f32");
