@@ -11,12 +11,13 @@
 
 ADAMANT_BEGIN_NAMESPACE
 
-/// Published weights in host memory with the bits for their changes. A view. A tracked shard converts to it.
+/// Published weights in host memory, with one bit for each that says whether it has changed. A view. A tracked shard
+/// converts to it.
 class tracked_weights {
 public:
-    /// The weights that the shard publishes: weight_out, or param without one. Weights in host memory are out of date
-    /// if the current ones are on a device: after optimizer::set_device_arrays(), and for params on a device that have
-    /// no weight_out.
+    /// The weights that the shard publishes: weight_out, or param if it has no weight_out. Weights in host memory are
+    /// out of date if the current ones are on a device: after optimizer::set_device_arrays(), and for params on a
+    /// device that have no weight_out.
     /// @throws invalid_argument if the shard is not tracked
     tracked_weights(any_shard const& shard); // NOLINT: meant to convert
     /// Views any weights, such as those of a ZenFlow matrix, or a host copy of weights on a device. weights: `elements`
@@ -45,7 +46,7 @@ struct changed_options {
     bool clear = false;
 };
 
-// The functions below use the executor's threads. Their results do not depend on the number of threads. Do not call
+// Functions with an executor use its threads. Their results do not depend on the number of threads. Do not call
 // them during a step that sets the bits. All but mark_changed() clear bits beyond the last element.
 
 /// Number of changed weights. Reads an eighth of a byte for each element.

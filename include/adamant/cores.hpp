@@ -97,7 +97,7 @@ struct machine {
     pu_set allowed;       ///< PUs that may be used: by this process (affinity and cgroup), or according to the file
     pu_set offline;       ///< PUs that exist and are offline
     std::string note;     ///< a remark on `allowed`; usually empty
-    cpu_quota quota = {}; ///< CPU quota of this process, for a live machine; shared by all ranks of a container
+    cpu_quota quota = {}; ///< CPU quota of this process, for a live machine; shared by all ranks in the cgroup
 
     /// Returns all online PUs.
     [[nodiscard]] pu_set pus() const;
@@ -145,7 +145,9 @@ struct machine {
 ///   - No core is assigned twice, within a rank or to two ranks, unless a launcher bound ranks to different PUs of one
 ///     core; `why` then says so.
 ///   - The optimizer and the host framework each have a core if the rank has two.
-///   - A rank stays inside one NUMA node if all ranks can; else its optimizer does, if all optimizers can.
+///   - Each rank stays inside one NUMA node if that is possible for all ranks. Otherwise each optimizer stays inside
+///   one
+///     node, if that is possible for all optimizers.
 ///   - Ranks share memory bandwidth evenly, because it bounds a step: the numbers of ranks on NUMA nodes differ by at
 ///     most one if the nodes have enough cores. With fewer ranks than nodes, all cores are assigned.
 ///   - Among the remaining assignments it selects the one whose optimizers are nearest to their GPUs. It minimizes the
@@ -155,10 +157,10 @@ struct machine {
 ///     core counts of the ranks. If an optimal result would take a search of more than some milliseconds (on some
 ///     machines of 8 or more nodes), or if a node's cores differ in distance to a GPU, the result is a local optimum:
 ///     no exchange of cores between two ranks improves it.
-///   - Of equal assignments it selects the one that gives the ranks cores in the order of the machine.
 ///   - Ranks have equal shares of fast and slow cores.
 ///   - The optimizer gets at most as many PUs as its rank's share of the CPU quota can keep busy. An explicit number or
 ///     list of cores may exceed that; `why` then says so.
+/// Of equal assignments it selects the one that gives the ranks cores in the order of the machine.
 /// @throws invalid_argument  for a request that contradicts itself.
 /// @throws unavailable  for a request that this machine cannot serve; the message says what is available.
 [[nodiscard]] std::vector<rank_cores> select_cores(machine const& machine, core_request const& request);

@@ -40,8 +40,8 @@ struct placement {
     std::size_t device_elems = 0;    ///< elements that the device updates
     double ratio_asked = 1;          ///< the ratio that was requested
     /// Whether a memory limit did not allow the requested ratio; the placement is then the nearest allowed one. False
-    /// if the limits allow the ratio itself and exclude only the cut, or the set of whole shards, that is nearest to
-    /// it: then a farther one is used. To detect that, compare ratio() with ratio_asked.
+    /// if the limits allow the ratio itself, but not the cut (or the set of whole shards) that is nearest to it. The
+    /// nearest allowed cut or set is then used. To detect that, compare ratio() with ratio_asked.
     bool limited = false;
     /// Whether no other placement with the unit, order and limits of the split_request is nearer to the ratio. False
     /// only for whole shards whose sizes differ so much that the search cannot try all of their sums: then another
@@ -115,7 +115,8 @@ struct device_piece {
     static constexpr std::size_t alignment = 16; ///< bytes, of every array
     /// Arrays by shard_array. weight_out and accumulator may be null.
     device_ptr arrays[6];
-    /// For changed weights: null, or changed_bytes(elems) bytes. Bit j of byte i belongs to element 4 i + j. A pass
+    /// For changed weights: null, or changed_bytes(elems) bytes. Each byte has the bits of four
+    /// elements: bit j of byte i, j from 0 to 3, belongs to element 4 i + j. A pass
     /// that steps a block sets the bits of the elements whose published weight the step changes, and clears the others.
     device_ptr changed;
     dtype types[6] = {};                  ///< element types by shard_array
@@ -191,13 +192,13 @@ struct device_pass {
 /// An optimizer's pieces on one device, with memory for records of all their blocks, or without records. Functions
 /// enqueue in stream `work` unless stated otherwise. Blocks are numbered over all pieces in order.
 ///
-/// The passes change a block like those on the CPU, to the same bits: see block_pass. The differences:
+/// The passes do with a block what the CPU's passes do, and give the same bits: see block_pass. The differences:
 ///   - A part with records has memory for the record of every block. A part without records gets no speculate, redo and
 ///     rollback passes and no keep_records.
-///   - measure and compare write sums of squares to the results. Some records need the step's gradient to roll a block
-///     back. If the gradient of such a block has changed since the step, compare must write a sum that differs from the
-///     step's. A record that is a copy of the old values needs no gradient.
-///   - rollback rounds the restored params to weight_out.
+///   - The passes `measure` and `compare` write sums of squares to the results. Some records need the step's gradient
+///     to roll a block back. If the gradient of such a block has changed since the step, `compare` must write a sum
+///     that differs from the step's. A record that is a copy of the old values needs no gradient.
+///   - The pass `rollback` rounds the restored params to weight_out.
 class device_part {
 public:
     virtual ~device_part() = default;
@@ -218,9 +219,10 @@ public:
     virtual void fetch(std::span<grad_squares> squares, std::span<std::uint8_t> recorded) = 0;
 };
 
-/// A device. Functions that enqueue may be called from any thread, also concurrently; they return immediately and throw
-/// only bad_alloc, or unavailable in a forked child process. If enqueued work fails, all later work in all streams is
-/// skipped until reset(), so what finished is known; waiting throws a device_error that names the failed work.
+/// A device. Functions that enqueue may be called from any thread, also concurrently. They return immediately (but see
+/// copy_up()) and throw only bad_alloc, or unavailable in a forked child process. If enqueued work fails, all later
+/// work in all streams is skipped until reset(), so it is known which work has finished. Waiting throws a device_error
+/// that names the failed work.
 ///
 /// In a forked child process, every throwing function throws unavailable, release() does nothing and reset() returns
 /// false; destructors leak the device's resources.
@@ -257,18 +259,18 @@ public:
     /// Frees memory of allocate(), or null. No enqueued work may use it.
     virtual void release(device_ptr memory) noexcept = 0;
 
-    /// Enqueues a copy from host memory in the stream up. Host memory must live until the stream has finished the copy.
+    /// Enqueues a copy from host memory in stream `up`. Host memory must live until the stream has finished the copy.
     /// Copies of memory that is not pinned() are slower, and copy_down() to it may block until its turn comes.
     virtual void copy_up(device_ptr dst, void const* src, std::size_t bytes) = 0;
-    /// Enqueues a copy to host memory in the stream down.
+    /// Enqueues a copy to host memory in stream `down`.
     virtual void copy_down(void* dst, device_ptr src, std::size_t bytes) = 0;
-    /// Enqueues a copy of by_rows to by_columns in the stream work. Other elements of by_columns do not change.
+    /// Enqueues, in stream `work`, a copy of by_rows to by_columns. Other elements of by_columns do not change.
     virtual void gather_columns(column_copy const& copy) = 0;
     /// Enqueues the inverse of gather_columns(). Other columns of by_rows do not change.
     virtual void scatter_columns(column_copy const& copy) = 0;
-    /// Enqueues in the stream work: writes largest_pieces() results.
+    /// Enqueues, in stream `work`, a pass that writes largest_pieces() results.
     virtual void find_largest(column_scoring const& scoring) = 0;
-    /// Enqueues in the stream work: writes scores() results.
+    /// Enqueues, in stream `work`, a pass that writes scores() results.
     virtual void score_columns(column_scoring const& scoring) = 0;
     /// Calls the function in a thread of the device when the stream reaches it. It must be quick, must not throw, and
     /// must not call the device. It is not called if earlier work has failed; its captures may live until reset().

@@ -40,7 +40,7 @@ struct chunking {
     /// evenly among the threads.
     [[nodiscard]] constexpr slice home(unsigned thread) const noexcept
     {
-        std::size_t const most = chunks / threads; // a product could overflow
+        std::size_t const most = chunks / threads; // chunks * thread could overflow
         std::size_t const longer = chunks % threads;
         std::size_t const begin = thread * most + std::min<std::size_t>(thread, longer);
         return elements(begin, begin + most + (thread < longer));
@@ -60,14 +60,14 @@ private:
 inline constexpr std::size_t default_max_chunk_elems = 65536;
 /// Smallest value of that maximum. A small n is still divided into smaller chunks.
 inline constexpr std::size_t min_chunk_elems = 4096;
-/// For two threads, an executor chooses the minimum of elements for each itself: no more than these.
+/// Largest minimum of elements that an executor chooses for each of two threads (executor_options::min_slice_elems).
 inline constexpr std::size_t max_min_slice_elems = 16384;
 
 /// Divides n elements among up to `threads` threads, so that each gets at least min_slice_elems elements.
 /// min_slice_elems is at least 1. A thread gets about sixteen chunks, so that others can steal some if it is delayed,
-/// and all threads get equally many: a thread with one more would finish a sixteenth later. No chunk has more than
-/// max_chunk_elems elements. A chunk has at least `smallest` elements, so that taking it costs at most a hundredth of
-/// the work on it; a thread that gets fewer has one chunk.
+/// and all threads get equally many: a thread with one more would finish a sixteenth later. Chunks have at most
+/// max_chunk_elems elements, or `smallest` if that is more. They have about `smallest` elements or more, so that taking
+/// one costs at most a hundredth of the work on it; a thread that gets fewer elements has one or two chunks.
 [[nodiscard]] constexpr chunking chunks_of(std::size_t n, unsigned threads, std::size_t min_slice_elems,
                                            std::size_t max_chunk_elems = default_max_chunk_elems,
                                            std::size_t smallest = min_chunk_elems) noexcept
@@ -98,8 +98,8 @@ struct executor_options {
     binding bind = binding::automatic; ///< whether the threads must be bound
     /// Minimum number of elements for each thread in a float32 step. With less work, fewer threads are used. Work that
     /// moves fewer bytes per element needs more elements. 0: the executor chooses. For two threads it
-    /// takes 4096 to 16384, by the cost of a hand-over (team::hand_over()), and for more threads 4096. A call then uses
-    /// the number of threads that finishes it soonest.
+    /// chooses a number from 4096 to 16384, depending on the cost of a hand-over (team::hand_over()); for more threads,
+    /// 4096. A call then uses the number of threads that finishes it soonest.
     std::size_t min_slice_elems = 0;
     /// Maximum number of elements in a chunk (rounded down to a multiple of 64, at least 4096); tune_cores() tries
     /// other values.
@@ -110,9 +110,10 @@ struct executor_options {
 /// The instruction set and the threads that do the work: chosen at construction, and reported. No choice changes any
 /// bit of a result. Cheap to copy: copies share the threads, which end with the last copy.
 ///
-/// Thread safety: call every member function from any thread, also concurrently; work runs one after another. In a
-/// forked child process an executor with a team throws unavailable. Without a team (team() is null) the calling thread
-/// does the work, in any process.
+/// Thread safety: call every member function from any thread, also concurrently. The team does the work of concurrent
+/// calls one after another; work that a calling thread does itself runs beside it. In a forked child process an
+/// executor with a team throws unavailable. Without a team (team() is null) the calling thread does the work, in any
+/// process.
 class executor {
 public:
     /// Creates the threads.

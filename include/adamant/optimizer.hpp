@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The optimizer that engines embed: norm, clipping, loss scale and update in one or two passes over memory. A step may
 // begin before the last gradient arrives. If the norm then requires clipping or a skip, the speculative updates are
-// rolled back bit for bit. To clip, they are repeated.
+// rolled back bit for bit. If the step has to be clipped, they are then repeated with the clip coefficient.
 #pragma once
 
 #include <chrono>
@@ -52,9 +52,10 @@ struct shard_to_add {
 ///
 /// Initialize weight_out with the rounded params: a rollback recomputes it from param.
 ///
-/// With few elements, step() and the calls from begin_step() to finish() do their work in the calling thread; with an
-/// executor without a team, step() does, too. All other steps, step_async() and every step with a device use the
-/// executor's team. If the executor has no team, a single unbound worker thread is created.
+/// With few elements, step() and the calls from begin_step() to finish() do their work in the calling thread. If
+/// the executor has no team, step() does its work there for any number of elements. All other steps, step_async() and
+/// every step with a device use the executor's team. If the executor has no team, a single unbound worker thread is
+/// created.
 ///
 /// Thread safety: call submit(), skip() and set_gradient() from any thread except the team's, also concurrently; call
 /// everything else from one thread at a time. Gradients must not change between submit() and the end of finish(). The
@@ -119,8 +120,8 @@ public:
     /// The shard of parameter `name` that begins at element `begin`; absent if there is none.
     std::optional<shard_id> find_shard(std::string_view name, std::size_t begin = 0) const;
     /// Uses another gradient buffer of the same size and type from now on. Call it between steps, or in an open step
-    /// before the submit() of the shard; from any thread. Allocates nothing after prepare(). Before rollback(), set the
-    /// buffer that the last step read.
+    /// before the submit() of the shard; from any thread except the team's. Allocates nothing after prepare(). Before
+    /// rollback(), set the buffer that the last step read.
     /// @throws invalid_argument for a null pointer (unless the shard has no elements), for memory that a step writes,
     /// for a submitted shard, and for a shard whose gradient is on a device
     void set_gradient(shard_id shard, void const* grad);
@@ -156,7 +157,7 @@ public:
 
     // ---- A device beside the CPU
 
-    /// Moves parts of shards to a device, back, or to another one. From the next step on the device updates its pieces
+    /// Moves parts of shards to a device, back, or to another one. From the next step on, the device updates its pieces
     /// while the CPU updates the others, with the same bits for every placement. Compute the placement with split()
     /// from shard_sizes(). A null device with a placement that is all on the CPU moves everything back; after
     /// set_device_arrays(), do this before you move to another device.
@@ -181,8 +182,8 @@ public:
     /// Bytes that the pieces of this placement take on the device.
     [[nodiscard]] std::size_t device_bytes(device const& target, placement const& where) const;
     /// Sets the device arrays for the shard's gradient and weights. They are in the memory of the device that you pass
-    /// to the next place(). The caller owns them. Valid until place(nullptr, ...). Without it both are in host memory.
-    /// See device_arrays.
+    /// to the next place(). The caller owns them. The arrays are used until place(nullptr, ...). Without this call,
+    /// gradient and weights are in host memory. See device_arrays.
     /// @throws invalid_argument after place(), during a step, and for a missing array
     void set_device_arrays(shard_id shard, device_arrays const& arrays);
 

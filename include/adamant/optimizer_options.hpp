@@ -28,8 +28,8 @@ struct loss_scaling_options {
     double growth_factor = 2;             ///< at least 1
     double backoff_factor = 0.5;          ///< in (0, 1]
     std::uint32_t growth_interval = 2000; ///< steps in a row without an overflow, at least 1
-    /// The scale shrinks at the overflow of this number since it last grew, and at each later one (DeepSpeed's
-    /// hysteresis). At least 1.
+    /// Number of overflows, counted since the scale last grew, at which the scale first shrinks. It also shrinks at
+    /// each later one (DeepSpeed's hysteresis). At least 1.
     std::uint32_t hysteresis = 1;
     double min_scale = 1;      ///< smallest scale
     double max_scale = 0x1p32; ///< larger ones gain nothing
@@ -45,7 +45,7 @@ struct loss_scaler_state {
 };
 
 namespace detail {
-// Whether the inverse of the scale, by which gradients are multiplied, is a float.
+// Whether a float can hold the inverse of the scale; gradients are multiplied by this inverse.
 [[nodiscard]] bool is_loss_scale(double scale) noexcept;
 inline constexpr char const* loss_scale_rule = "from 2.4e-38 to 4.2e37, so that float holds its inverse";
 } // namespace detail
@@ -80,7 +80,7 @@ struct step_values {
 };
 
 /// Clip coefficient for gradients of this norm, as in torch.nn.utils.clip_grad_norm_, but in double:
-/// min(1, max_norm / (norm + 1e-6)). max_norm 0: 1. Pure.
+/// min(1, max_norm / (norm + 1e-6)). Returns 1 if max_norm is 0. Pure.
 [[nodiscard]] double clip_coefficient(double norm, double max_norm) noexcept;
 
 /// Whether a step changed the state.
@@ -140,14 +140,14 @@ struct optimizer_report {
     [[nodiscard]] std::size_t bytes_moved() const noexcept;
     isa tier = isa::scalar; ///< instruction set
     unsigned threads = 0;   ///< threads that did the work
-    std::string_view pus;   ///< list of PUs the threads are bound to; valid with the optimizer
+    std::string_view pus;   ///< list of PUs the threads are bound to; valid as long as the optimizer exists
     double cpu_quota = 0;   ///< executor::cpu_quota(): fewer CPUs than threads make steps slow
 };
 
 // ---- Options and parameter groups
 
-/// Number of a parameter group, from 0 in the order of add_group(). Integers convert to it, so loops can count; group
-/// and shard numbers do not convert to each other.
+/// Number of a parameter group, from 0 in the order of add_group(). Integers convert to it, so a loop counter can be
+/// passed; group and shard numbers do not convert to each other.
 struct group_id {
     std::size_t index = 0; ///< position in the optimizer
     /// Converts a number.
@@ -183,10 +183,9 @@ struct shard_place {
 
 /// Whether submit() updates shards before the norm is known. Changes no bit of a result.
 enum class speculation : std::uint8_t {
-    /// If at most half of the last eight steps were clipped or skipped, and unless the model is so small that submit()
-    /// updates it itself. Once finish() is called, shards wait for the norm, which is known soon; with keep_last_step
-    /// or
-    /// a device they are still updated immediately.
+    /// Updates them, unless more than half of the last eight steps were clipped or skipped, or the model is so small
+    /// that submit() works in the calling thread. Once finish() is called, shards wait for the norm, which is known
+    /// soon; with keep_last_step or a device they are still updated immediately.
     automatic,
     always, ///< all of them, also after finish() is called
     never,  ///< submit() only measures
@@ -200,8 +199,9 @@ struct optimizer_options {
     /// Dynamic loss scaling; absent: the scale is in the step_values, or 1.
     std::optional<loss_scaling_options> loss_scaling = {};
     speculation speculate = speculation::automatic; ///< when shards are updated before the norm is known
-    /// Maximum size of the records from which a step is rolled back. At most the records of one step are allocated. A
-    /// record takes, in bytes an element, by the types of param and moments:
+    /// Maximum size of the records from which a step is rolled back. Even with a larger
+    /// maximum, no more memory is allocated than the records of one step can take. A record takes, in bytes an element,
+    /// by the types of param and moments:
     ///
     /// - float32 or split_float32, moments float32: 2 in a first step, 2.1 to 2.3 in training, 14 at most; 12 with tier
     ///   scalar
@@ -213,11 +213,12 @@ struct optimizer_options {
     /// - 16 bits, moments bfloat16: 6
     /// - other types: the bytes of param and moments
     ///
-    /// A record, and each array in one that copies the state, begins at a multiple of 64 bytes, which counts for shards
-    /// of a few elements. Add an eighth, and for each thread the size of 16 records of a block (at most 0.9 MiB),
-    /// because pages of the journal are not filled completely. Absent: with keep_last_step, the most that records can
-    /// take; otherwise 3 bytes an element for shards whose records take 2 to 2.3, and the bytes of the state for all
-    /// other shards. A block that finds the budget used up waits for the norm.
+    /// With tracked changes, a record also holds an eighth of a byte for each element. Each record begins at a multiple
+    /// of 64 bytes. If it copies the state, each array in it does, too. This padding matters only for shards of a few
+    /// elements. To compute a budget from these sizes, add an eighth, and for each thread the size of 16 records of a
+    /// block (at most 0.9 MiB), because pages of the journal are not filled completely. Absent: with keep_last_step,
+    /// the most that records can take; otherwise 3 bytes an element for shards whose records take 2 to 2.3, and the
+    /// bytes of the state for all other shards. A block that finds the budget used up waits for the norm.
     std::optional<std::size_t> journal_budget_bytes = {};
     bool keep_last_step = false; ///< for rollback()
     /// Seconds that a device may take for its part of a step before it counts as not answering.
@@ -238,8 +239,8 @@ struct optimizer_options {
     /// end) of a shard have new weights: usually once a step for a whole shard; again after a rollback, or if a shard
     /// is updated in parts. The last call before finish(), step(), wait(), abandon() or rollback() returns has the
     /// final weights. Both param and weight_out are written then. Runs in the executor's threads or the caller's,
-    /// concurrently for different shards. Must not call this optimizer, wait for a thread that does, or throw, which
-    /// ends the program.
+    /// concurrently for different shards. It must not call this optimizer or wait for a thread that does. It
+    /// must not throw: an exception ends the program.
     std::function<void(shard_id shard, std::size_t begin, std::size_t end)> weights_ready = {};
 };
 

@@ -21,7 +21,7 @@ ADAMANT_BEGIN_NAMESPACE
 
 class any_shard;
 
-/// Words of 64 bits for the changed weights of n elements; see any_shard::track().
+/// Number of 64-bit words for the bits that mark changed weights of n elements; see any_shard::track().
 [[nodiscard]] constexpr std::size_t changed_words(std::size_t n) noexcept
 {
     return n / kernel::changed_word_elems + (n % kernel::changed_word_elems != 0);
@@ -74,7 +74,8 @@ ADAMANT_BEGIN_INLINE_NAMESPACE
 /// | `grad` | gradient, read | float, bfloat16, float16 |
 /// | `exp_avg` | first moment, read and written | float, bfloat16, quantized8 |
 /// | `exp_avg_sq` | second moment, read and written | float, bfloat16; quantized8 if exp_avg is |
-/// | `weight_out` | new weights rounded to 16 bits, written | void (none); beside a float param bfloat16 or float16 |
+/// | `weight_out` | new weights rounded to 16 bits, written | void (none); if param is float, also bfloat16 or float16
+/// |
 ///
 /// Moments are initially 0. step() also takes a weight_out of float, a copy of a float param. With a split_float32
 /// param, weight_out is bfloat16, read and written; see split_masters(). quantized8 moments are arrays of (n + 63) / 64
@@ -214,15 +215,15 @@ public:
         placed.pointers_.place = place;
         return placed;
     }
-    /// Returns the same shard with bits for changed weights, changed_words(size()) words that outlive it. Bit i % 64 of
-    /// word i / 64 belongs to element i. A step sets the bits of the elements whose published weight it changes, and
-    /// leaves all others as they are, so bits accumulate until the caller clears them. A step that is skipped,
-    /// abandoned or rolled back leaves every bit as it was.
+    /// Returns the same shard with bits for changed weights. `changed` has changed_words(size()) words, which must
+    /// outlive the shard. Bit i % 64 of word i / 64 belongs to element i. A step sets the bits of the elements whose
+    /// published weight it changes, and leaves all others as they are, so bits accumulate until the caller clears them.
+    /// A step that is skipped, abandoned or rolled back leaves every bit as it was.
     ///
-    /// The published weight is weight_out, or param without one. Before the first step, weight_out must hold the
-    /// rounded params. The bits are the same for any instruction set, number of threads, shard boundaries and backend.
-    /// Each shard has words of its own, which threads do not share, so steps over different shards may run
-    /// concurrently.
+    /// The published weight is weight_out, or param if the shard has no weight_out. Before the first step, weight_out
+    /// must hold the rounded params. The bits are the same for any instruction set, number of threads, shard boundaries
+    /// and backend. Each shard has words of its own, so steps over different shards may run concurrently. Within a
+    /// step, only one thread writes each word.
     /// @throws invalid_argument for another number of words, and for words that overlap an array of the shard
     [[nodiscard]] any_shard track(std::span<std::uint64_t> changed) const
     {

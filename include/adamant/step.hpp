@@ -29,7 +29,7 @@ ADAMANT_BEGIN_NAMESPACE
 [[nodiscard]] grad_squares sum_of_squares(executor const& cpu, void const* grad, dtype type, std::size_t n);
 
 /// Adds the sum of squares and the number of non-finite elements to a total. The norm of several gradients is the
-/// square root of to.rounded().sum, for any order and any shard boundaries at multiples of norm_block_elems. Adds
+/// square root of total.rounded().sum, for any order and any shard boundaries at multiples of norm_block_elems. Adds
 /// nothing if it throws.
 void add_squares(executor const& cpu, float const* grad, std::size_t n, squares_total& total);
 void add_squares(executor const& cpu, bfloat16 const* grad, std::size_t n, squares_total& total);
@@ -73,8 +73,9 @@ struct step_report {
 inline constexpr std::size_t stream_weight_out_from_elems = std::size_t{1} << 22;
 
 /// Runs one step of Adam or AdamW in place on every element of the shard; reference::update is the formula. The result
-/// has the same bits for any instruction set, number of threads and shard boundaries. Allocates nothing. Call it
-/// concurrently for shards that do not overlap. The caller's floating-point mode has no effect and does not change.
+/// has the same bits for any instruction set, number of threads and shard boundaries. Allocates nothing. It
+/// may be called concurrently for shards that do not overlap. The caller's floating-point mode has no effect and does
+/// not change.
 /// @throws only what team::submit() throws, before anything is written
 step_report step(executor const& cpu, any_shard const& shard, coefficients const& c);
 

@@ -39,7 +39,8 @@ struct zenflow_options {
     /// Share of the columns that is selected, from 0 to 1. Of n columns, topk_ratio * n are selected, rounded to the
     /// nearest integer (half up), but at least one unless the ratio is 0. With selection_scope::all_params, topk_ratio
     /// is the share of the elements of all matrices together. Columns are selected in the order of their scores per
-    /// element until one does not fit into this share. A matrix may get none, and so may all. 1: nothing is deferred.
+    /// element until one does not fit into this share. A matrix may get no column, and it may
+    /// happen that no matrix gets one. 1: nothing is deferred.
     double topk_ratio = 0.1;
     column_score score = column_score::magnitude;        ///< how columns are scored
     selection_scope scope = selection_scope::each_param; ///< which columns compete with each other
@@ -90,7 +91,7 @@ struct zenflow_position {
 [[nodiscard]] bool is_in_warm_up(zenflow_options const& options, zenflow_position const& position) noexcept;
 /// Whether the next step selects columns. Pure.
 [[nodiscard]] bool selects_next(zenflow_options const& options, zenflow_position const& position) noexcept;
-/// Whether the window ends with the last step counted in `at`. deferred_squares: squared norm of the deferred
+/// Whether the window ends with the last step that `position` counts. deferred_squares: squared norm of the deferred
 /// gradients, for an absent update_interval. Pure.
 [[nodiscard]] bool ends_window(zenflow_options const& options, zenflow_position const& position,
                                double deferred_squares) noexcept;
@@ -133,7 +134,7 @@ struct zenflow_state_param {
     /// Columns whose new weights are published at the end of the window.
     std::vector<std::uint8_t> publishing = {};
     float const* sums = nullptr; ///< row-major deferred gradients; null if there are none
-    std::uint64_t summed = 0;    ///< number of steps in them
+    std::uint64_t summed = 0;    ///< number of steps whose gradients are in `sums`
     /// If not null, loading and saving read the arrays through it, as for a state_tensor.
     state_source const* source = nullptr;
 };
@@ -160,18 +161,18 @@ struct delete_zenflow_core {
 /// A param for zenflow_optimizer::add_param(). Its arrays must outlive the optimizer.
 ///
 /// The state of a matrix is stored by columns: param, exp_avg, exp_avg_sq and weight_out of the shard hold all rows of
-/// the first column, then those of the next. A column is contiguous, so it can be updated, counted and moved on its
-/// own. The shard's grad and `weights` are row-major, as in the model. The type of `weights` is that of weight_out, or
-/// that of param if there is no weight_out. 8-bit moments are in groups of 64 rows of a column, so the number of rows
-/// is a multiple of 64.
+/// the first column, then those of the next. A column is contiguous, so it can be updated and moved on its own, and its
+/// updates are counted separately. The shard's grad and `weights` are row-major, as in the model. The type of `weights`
+/// is that of weight_out, or that of param if there is no weight_out. 8-bit moments are in groups of 64 rows of a
+/// column, so the number of rows is a multiple of 64.
 ///
 /// A vector (columns 0) is an ordinary shard and is updated every step; its weights are weight_out, or param.
 struct zenflow_param {
     group_id group;   ///< the group
     std::string name; ///< name of the param
     /// Its arrays. Bits for changed weights (see any_shard::track()) are in the order of `weights` and are set when
-    /// weights are published. With a device, `weights` and a vector's weights in host memory are then always those on
-    /// the device.
+    /// weights are published. If changes are tracked and there is a device, `weights` and a vector's weights in
+    /// host memory are always kept equal to those on the device.
     optimizer_shard shard;
     std::size_t columns = 0; ///< columns of the matrix; 0: a vector
     void* weights = nullptr; ///< where weights are published
@@ -186,9 +187,9 @@ struct zenflow_param {
 /// column and adds the gradient of every other column, scaled and clipped, to its sum. At the end of a window (see
 /// zenflow_options) each column that was not selected takes one update. Its gradient is the column's sum times float(1
 /// / n), where n is the number of steps in the sum; its hyperparameters are those of the step that ends the window.
-/// With overlap, idle executor threads do that (the caller does a small update itself), and the weights are published at
-/// the end of the next window. A newly selected column takes its deferred update first, and its weights are published
-/// immediately.
+/// With overlap, idle executor threads do that (the caller does a small update itself), and the weights are published
+/// at the end of the next window. A newly selected column takes its deferred update first, and its weights are
+/// published immediately.
 ///
 /// Every element has one master and one pair of moments; every column has its own update count for bias correction. The
 /// result is a pure function of gradients and options: the same bits for any instruction set, number of threads, timing
@@ -259,7 +260,7 @@ public:
     /// params.
     zenflow_report step_gradients(std::span<void const* const> gradients, step_values const& values = {});
 
-    /// Opens a step; see optimizer::begin_step(). Without a device submit() only notes that the gradient is ready. If
+    /// Opens a step; see optimizer::begin_step(). Without a device, submit() only notes that the gradient is ready. If
     /// finish() throws what options.reduce or reduce_columns throw, or unavailable because a selection finds no memory
     /// on the device, the step stays open; abandon() then discards it, and nothing has changed.
     /// @throws invalid_argument  in the calls below if no step is open, in submit() and skip() for a param that was
@@ -278,8 +279,10 @@ public:
 
     /// Sets row-major arrays in the device's memory: `grad`, where the param's gradient is made, and `weight_out`,
     /// where its weights are needed. Params of any type need both, vectors too. Call it for every param before place().
-    /// If changed weights are tracked, a device that shares host memory needs weights that are not the param's own:
-    /// place() throws otherwise.
+    /// If changed weights are tracked and the device shares host memory, `weight_out` must not be the array of the
+    /// param's weights in host memory, with which tracking compares: place() throws otherwise. Arrays begin at
+    /// multiples of 16 bytes.
+    /// @throws invalid_argument after place(), for a missing array, and for an address that is not a multiple of 16
     void set_device_arrays(shard_id param, device_arrays const& arrays);
     /// From the next step on, the device updates selected columns and vectors. Until the next selection, it holds the
     /// only current copy of their masters and moments. A null device moves them back. The bits are the same. The device
@@ -291,12 +294,12 @@ public:
     ///
     /// If the device fails or stops answering, finish() throws device_error and the step is rolled back by records on
     /// the device: state, sums and schedule are as before. (Weights of columns that were being selected may already be
-    /// the new ones.) If only publishing weights failed, the error says that the step was taken, and the next call
-    /// publishes them first. If the device does not come back, the error asks for a load().
+    /// the new ones.) If nothing failed except the publication of weights, the error says that the step was
+    /// taken, and the next call publishes them first. If the device does not come back, the error asks for a load().
     ///
-    /// @throws invalid_argument if a param has no arrays there or, with tracked changes, its own weights, or if the
-    /// device has params of another optimizer; unavailable and device_error if it lacks memory or fails, with nothing
-    /// moved
+    /// @throws invalid_argument if a param has no device arrays, if changes are tracked and a param's device weights
+    /// are its weights in host memory, or if the device has params of another optimizer; unavailable and device_error
+    /// if the device lacks memory or fails. Then nothing has moved.
     void place(std::shared_ptr<device> target);
 
     // ---- State

@@ -93,7 +93,7 @@ public:
         bool const is_async = kind == step_kind::async;
         make_terms(terms_, values, options_, registry_.groups().size(), training_.steps + 1, training_.loss_scale());
         rounded_to_nearest([&] { make_group_steps(registry_.groups(), terms_, 1.0, plan_.assumed); });
-        // submit() itself steps a small model, so speculation would hide nothing.
+        // With a small model, submit() works in the calling thread, so speculation would hide nothing.
         bool const may_speculate = kind == step_kind::as_they_arrive &&
                                    (!dispatcher_.works_in_submit() || options_.speculate == speculation::always);
         make_plan(plan_, terms_, options_, registry_.size(), may_speculate, has_device(), training_.wrong_assumptions);
