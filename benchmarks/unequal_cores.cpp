@@ -69,7 +69,7 @@ void busy_core(benchmark::State& state, executor const& cpu, std::size_t n)
     Shard const whole = shard_of<Shard>(a, 0, n);
     adamant::coefficients const c = adamw();
     adamant::kernel::step_function const run = adamant::any_shard(whole).step_for(cpu.tier());
-    busy_process const neighbour(cpu.team()->bound_to().members().back());
+    busy_process const neighbor(cpu.team()->bound_to().members().back());
     std::vector<contender> contenders;
     contenders.push_back({part_in_race::subject, "step", "", [&] { adamant::step(cpu, whole, c); }});
     contenders.push_back({part_in_race::aside, "even_split", "", [&] {

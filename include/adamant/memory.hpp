@@ -70,7 +70,7 @@ struct memory_report {
 namespace detail {
 
 // A mapping between two inaccessible pages (hugetlb has none). These catch writes past the ends. They also keep the
-// kernel from merging the mapping with a neighbour, whose huge pages measure_placement() would then count.
+// kernel from merging the mapping with a neighbor, whose huge pages measure_placement() would then count.
 struct unmap {
     std::size_t bytes = 0;
     std::size_t guard_bytes = 0;

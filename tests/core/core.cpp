@@ -35,7 +35,7 @@ TEST_CASE("a checksum sees one and two bits that change, wherever they are, and 
         each = static_cast<std::byte>(random());
     std::size_t const bits = 8 * bytes.size();
     std::vector<std::uint64_t> sums;
-    // As signs of neighbours, of one chain or of two, lie.
+    // As signs of neighbors, of one chain or of two, lie.
     constexpr std::size_t distances[] = {1, 16, 32, 48, 64, 480, 512, 544, 1024, 4096};
     auto const flip = [&](std::size_t bit) { bytes[bit / 8] ^= std::byte(1 << bit % 8); };
     auto const add = [&] { sums.push_back(checksum(bytes.data(), bytes.size())); };

@@ -39,11 +39,11 @@ def of(body, pattern):
 
 
 def check_root(name, body, at):
-    """A root is a v_sqrt_f32 that is compared with its neighbours."""
+    """A root is a v_sqrt_f32 that is compared with its neighbors."""
     root = body[at].split()[1].rstrip(",")
     after = body[at:at + 24]
-    for neighbour in ("-1", "1"):
-        check(any(re.match(rf"v_add_u32\w* v\d+, {neighbour}, {root}$", line) for line in after),
+    for neighbor in ("-1", "1"):
+        check(any(re.match(rf"v_add_u32\w* v\d+, {neighbor}, {root}$", line) for line in after),
               name, "has a root that is not corrected:", body[at])
 
 

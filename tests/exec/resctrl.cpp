@@ -895,7 +895,7 @@ TEST_CASE("ranks come, go and crash in any order, and nothing is lost")
             } else {
                 rank.emplace(shares(*k, 0.15, 0.1), k);
                 REQUIRE(rank->active());
-                if (!rank->report().notes.empty()) // its neighbours hold what others have left
+                if (!rank->report().notes.empty()) // its neighbors hold what others have left
                     rank.reset();
                 divided += rank.has_value();
             }

@@ -290,7 +290,7 @@ constexpr unsigned hostile_kinds = 20;
 void place_hostile(arrays& start, std::size_t at, unsigned kind, coefficients const& c, test::random_bits& random)
 {
     auto const sign = [&] { return random.below(2) == 0 ? 1.0f : -1.0f; };
-    auto const near = [&](double target) { // the float nearest, or one of its neighbours
+    auto const near = [&](double target) { // the float nearest, or one of its neighbors
         auto const b =
             test::bits(static_cast<float>(std::fabs(target))) + static_cast<std::uint32_t>(random.below(3)) - 1;
         return sign() * test::from_bits(b);

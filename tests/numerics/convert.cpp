@@ -32,7 +32,7 @@ TEST_CASE("widening bfloat16 is its bits in the upper half of a float")
         REQUIRE(bits(widen(bfloat16{static_cast<std::uint16_t>(h)})) == h << 16);
 }
 
-// The nearest value of the 16-bit type by search over its neighbours in double, ties to the even one.
+// The nearest value of the 16-bit type by search over its neighbors in double, ties to the even one.
 template <class T>
 static std::uint16_t nearest(float x, std::uint16_t infinity)
 {
@@ -69,7 +69,7 @@ TEST_CASE("narrowing rounds to nearest even, to infinity and to a quiet NaN")
             REQUIRE(narrow<float16>(x).bits == nearest<float16>(x, 0x7c00));
             REQUIRE(narrow<bfloat16>(x).bits == nearest<bfloat16>(x, 0x7f80));
         }
-    // Every tie and its neighbours.
+    // Every tie and its neighbors.
     for (std::uint32_t h = 0; h < 0x7f80; ++h)
         for (std::uint32_t near : {0x7fffu, 0x8000u, 0x8001u}) {
             float const x = from_bits(h << 16 | near);

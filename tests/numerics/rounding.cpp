@@ -38,7 +38,7 @@ double deviations_of_products(double sum, std::size_t n)
 
 } // namespace
 
-TEST_CASE("stochastic rounding: exact values stay, others go to a neighbour, as often as they lie near it")
+TEST_CASE("stochastic rounding: exact values stay, others go to a neighbor, as often as they lie near it")
 {
     for (std::uint32_t const upper : {0x3f80u, 0x3f81u, 0xbf80u, 0x0081u, 0x7f7fu, 0xff7fu, 0x4000u})
         for (std::uint32_t const lower : {0u, 1u, 0x7fffu, 0x8000u, 0xffffu}) {
@@ -119,7 +119,7 @@ TEST_CASE("random numbers are uniform: every value as often as chance has it")
     CHECK(std::fabs(mean) < 5 * std::sqrt(static_cast<double>(lines * rounding_line_elems) / 12));
 }
 
-TEST_CASE("random numbers do not correlate: neighbours, distances, steps, params, arrays, seeds")
+TEST_CASE("random numbers do not correlate: neighbors, distances, steps, params, arrays, seeds")
 {
     // Products of centred numbers, over lines that are independent: their sum is within five standard deviations.
     std::size_t const lines = 400;
@@ -147,7 +147,7 @@ TEST_CASE("random numbers do not correlate: neighbours, distances, steps, params
 
 TEST_CASE("sums of roundings: as large as those of independent ones, over elements and over steps")
 {
-    // The variance of the sum of 64 neighbours' errors, and of one element's over 64 steps, relative to 64 / 12.
+    // The variance of the sum of 64 neighbors' errors, and of one element's over 64 steps, relative to 64 / 12.
     double over_elements = 0;
     double over_steps = 0;
     std::size_t const rounds = 20000;

@@ -129,7 +129,7 @@ TEST_CASE("null pointers and impossible sizes are refused, but for empty shards"
     CHECK(refusal([&] { shard(none, static_cast<float const*>(nullptr), none, none, 0); }) == "no exception");
 }
 
-TEST_CASE("arrays that overlap by a byte are refused, neighbours are not")
+TEST_CASE("arrays that overlap by a byte are refused, neighbors are not")
 {
     std::vector<std::byte> memory(1024);
     auto const at = [&](std::size_t offset) { return reinterpret_cast<float*>(memory.data() + offset); };

@@ -177,7 +177,7 @@ void check_rounding(shard_dtypes const& types, test::random_bits& random)
         float_mode_scope const mode(subnormals::kept);
         for (std::size_t i = 0; i < n; ++i) {
             float const x = test::value_of(kind, random, -20, 4);
-            // The same, a neighbour, one that rounds to the same, or another.
+            // The same, a neighbor, one that rounds to the same, or another.
             std::uint32_t const near = test::bits(x) + static_cast<std::uint32_t>(random.below(5)) - 2;
             std::uint32_t const far = test::bits(x) + static_cast<std::uint32_t>(random.below(0x8000));
             float const y[] = {x, test::from_bits(near), test::from_bits(far), test::value_of(kind, random, -20, 4)};

@@ -26,8 +26,8 @@ public:
         double const seconds = 1 / std::min(static_cast<double>(cores), full_);
         if (noise_ == 0)
             return seconds;
-        double const neighbour = std::bernoulli_distribution(0.1)(random_) ? 1.5 : 1;
-        return seconds * neighbour * std::exp(std::normal_distribution<double>(0, noise_)(random_));
+        double const neighbor = std::bernoulli_distribution(0.1)(random_) ? 1.5 : 1;
+        return seconds * neighbor * std::exp(std::normal_distribution<double>(0, noise_)(random_));
     }
     std::set<unsigned> asked;
 

@@ -35,7 +35,7 @@ public:
 
     [[nodiscard]] std::vector<section> const& sections() const { return sections_; }
     [[nodiscard]] std::vector<block> const& blocks() const { return blocks_; }
-    // Returns the additional blanks before a core: one if it does not share its L2 cache with its neighbour but some
+    // Returns the additional blanks before a core: one if it does not share its L2 cache with its neighbor but some
     // cores share theirs, two if it has another L3 cache.
     [[nodiscard]] std::size_t gap(std::size_t core) const { return gaps_[core]; }
     [[nodiscard]] adamant::pu_set pus_of(core_list const& list) const;

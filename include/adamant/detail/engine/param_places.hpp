@@ -121,7 +121,7 @@ public:
                                         known.group != group ? "group" : "shape",
                                         ". Pass the same group and the whole parameter's shape for all its shards."});
             added.param = *index;
-            check_neighbours(added);
+            check_neighbors(added);
         }
         // Allocate everything first, so that a failure changes nothing.
         reserve_one(places_);
@@ -137,8 +137,8 @@ public:
     }
 
 private:
-    // Checks a shard against its neighbours in the parameter. The other shards have been checked already.
-    void check_neighbours(placed const& added) const
+    // Checks a shard against its neighbors in the parameter. The other shards have been checked already.
+    void check_neighbors(placed const& added) const
     {
         if (added.elements == 0)
             return;

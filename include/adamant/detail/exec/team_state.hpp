@@ -147,13 +147,12 @@ public:
     void run(team_request& request)
     {
         check_submit();
-        unsigned const neighbour = stand_ins_ ? stand_ins_->member_for_this_thread() : no_member;
-        if (neighbour == no_member) {
+        unsigned const neighbor = stand_ins_ ? stand_ins_->member_for_this_thread() : no_member;
+        if (neighbor == no_member) {
             (void)enqueue(request, no_member);
         } else {
-            mailboxes_[neighbour].park();
-            unsigned const member =
-                request.chunk_takers == 0 ? neighbour : std::min(neighbour, request.chunk_takers - 1);
+            mailboxes_[neighbor].park();
+            unsigned const member = request.chunk_takers == 0 ? neighbor : std::min(neighbor, request.chunk_takers - 1);
             if (enqueue(request, member)) {
                 stand_in_scope const scope(*this);
                 work(request, member);

@@ -45,7 +45,7 @@ public:
                 }
             unsigned fullest = taker;
             std::uint64_t most = 0;
-            for (unsigned step = 1; step < takers; ++step) { // start at the neighbour, so that thieves spread out
+            for (unsigned step = 1; step < takers; ++step) { // start at the neighbor, so that thieves spread out
                 unsigned const i = taker + step < takers ? taker + step : taker + step - takers;
                 std::uint64_t const left = queues_[i].left.load(std::memory_order_relaxed);
                 if (size(left) > size(most)) {

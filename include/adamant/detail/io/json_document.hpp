@@ -50,7 +50,7 @@ struct json_value {
     }
 };
 
-// Returns the edit distance: the least number of letters inserted, deleted, replaced or swapped with a neighbour.
+// Returns the edit distance: the least number of letters inserted, deleted, replaced or swapped with a neighbor.
 inline std::size_t typing_errors(std::string_view a, std::string_view b)
 {
     std::array<std::vector<std::size_t>, 3> rows; // of the table: two letters before, one before, current

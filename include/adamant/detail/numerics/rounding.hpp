@@ -32,7 +32,7 @@ ADAMANT_BEGIN_NAMESPACE
 // The rounding of a result to bfloat16.
 enum class rounding : std::uint8_t {
     nearest,    // to nearest, ties to even
-    stochastic, // to either neighbour at random, see the top of this file
+    stochastic, // to either neighbor at random, see the top of this file
 };
 
 // Rounding of bfloat16 arrays that the next step reads again. Other types, and exp_avg and weight_out, are rounded to
@@ -86,7 +86,7 @@ ADAMANT_END_NAMESPACE
 
 ADAMANT_BEGIN_INLINE_NAMESPACE
 
-// Maps neighbouring numbers to unrelated ones. Bijective: Stafford's thirteenth variant of the finalizer of
+// Maps neighboring numbers to unrelated ones. Bijective: Stafford's thirteenth variant of the finalizer of
 // MurmurHash3, as in SplitMix64.
 [[nodiscard]] ADAMANT_ON_GPU ADAMANT_ALWAYS_INLINE constexpr std::uint64_t mixed_bits(std::uint64_t x) noexcept
 {

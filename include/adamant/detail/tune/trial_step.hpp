@@ -14,7 +14,7 @@ ADAMANT_BEGIN_NAMESPACE
 /// Arrays of n elements, and timed steps over them.
 ///
 /// The executor's threads first touch each element where they will use it. A kernel's path depends on values, so these
-/// resemble those of training: neighbours differ, there are no zeros, and second moments match the gradients. The
+/// resemble those of training: neighbors differ, there are no zeros, and second moments match the gradients. The
 /// arrays begin at cache lines and at different offsets in their pages, as in a real program; with equal offsets each
 /// load would wait for a store to another array.
 class trial_step {
