@@ -146,21 +146,20 @@ struct machine {
 ///     core; `why` then says so.
 ///   - The optimizer and the host framework each have a core if the rank has two.
 ///   - Each rank stays inside one NUMA node if that is possible for all ranks. Otherwise each optimizer stays inside
-///   one
-///     node, if that is possible for all optimizers.
+///     one node, if that is possible for all optimizers.
 ///   - Ranks share memory bandwidth evenly, because it bounds a step: the numbers of ranks on NUMA nodes differ by at
 ///     most one if the nodes have enough cores. With fewer ranks than nodes, all cores are assigned.
 ///   - Among the remaining assignments it selects the one whose optimizers are nearest to their GPUs. It minimizes the
 ///     sum over ranks of the mean distance of the optimizer's cores to the GPU. A distance is 0 for PUs close to the
 ///     GPU, 1 in its package, 2 elsewhere. A rank without a GPU has no preference. With fewer ranks than nodes,
-///     minimizing the total number of nodes that the optimizers use comes first. The result is optimal for the given
-///     core counts of the ranks. If an optimal result would take a search of more than some milliseconds (on some
-///     machines of 8 or more nodes), or if a node's cores differ in distance to a GPU, the result is a local optimum:
-///     no exchange of cores between two ranks improves it.
+///     it first minimizes the total number of nodes that the optimizers use, and then the distances. The result is
+///     optimal for the given core counts of the ranks. If an optimal result would take a search of more than some
+///     milliseconds (on some machines of 8 or more nodes), or if a node's cores differ in distance to a GPU, the result
+///     is a local optimum: no exchange of cores between two ranks improves it.
 ///   - Ranks have equal shares of fast and slow cores.
 ///   - The optimizer gets at most as many PUs as its rank's share of the CPU quota can keep busy. An explicit number or
 ///     list of cores may exceed that; `why` then says so.
-/// Of equal assignments it selects the one that gives the ranks cores in the order of the machine.
+/// Among equally good assignments it selects the one in which ascending ranks get ascending indexes in machine::cores.
 /// @throws invalid_argument  for a request that contradicts itself.
 /// @throws unavailable  for a request that this machine cannot serve; the message says what is available.
 [[nodiscard]] std::vector<rank_cores> select_cores(machine const& machine, core_request const& request);

@@ -39,9 +39,9 @@ struct placement {
     std::size_t cpu_elems = 0;       ///< elements that the CPU updates
     std::size_t device_elems = 0;    ///< elements that the device updates
     double ratio_asked = 1;          ///< the ratio that was requested
-    /// Whether a memory limit did not allow the requested ratio; the placement is then the nearest allowed one. False
-    /// if the limits allow the ratio itself, but not the cut (or the set of whole shards) that is nearest to it. The
-    /// nearest allowed cut or set is then used. To detect that, compare ratio() with ratio_asked.
+    /// Whether a memory limit did not allow the requested ratio; the placement is then the nearest allowed one. It
+    /// stays false if the limits allow the ratio itself and forbid only the cut (or the set of whole shards) that is
+    /// nearest to it. The nearest allowed cut or set is then used. To detect that, compare ratio() with ratio_asked.
     bool limited = false;
     /// Whether no other placement with the unit, order and limits of the split_request is nearer to the ratio. False
     /// only for whole shards whose sizes differ so much that the search cannot try all of their sums: then another
@@ -157,13 +157,13 @@ struct column_copy {
 
 /// A row-major gradient in device memory whose columns are scored: see detail/numerics/column_score.hpp.
 struct column_scoring {
-    device_ptr grad;                                  ///< rows * columns elements
-    dtype type = dtype::float32;                      ///< element type of the gradient
-    std::size_t rows = 0;                             ///< rows of the matrix
-    std::size_t columns = 0;                          ///< columns of the matrix
-    device_ptr result;                                ///< largest_pieces() or scores() numbers of std::uint32_t
-    column_score kind = column_score::magnitude;      ///< which score
-    float scale = 1;                                  ///< see column_score_scale_for()
+    device_ptr grad;                             ///< rows * columns elements
+    dtype type = dtype::float32;                 ///< element type of the gradient
+    std::size_t rows = 0;                        ///< rows of the matrix
+    std::size_t columns = 0;                     ///< columns of the matrix
+    device_ptr result;                           ///< of std::uint32_t, as many as largest_pieces() or scores() says
+    column_score kind = column_score::magnitude; ///< which score
+    float scale = 1;                             ///< see column_score_scale_for()
     static constexpr std::size_t piece_elems = 65536; ///< elements of a piece
     /// Number of results of find_largest(). Each is the bits of a piece's largest finite magnitude.
     [[nodiscard]] std::size_t largest_pieces() const noexcept
@@ -195,9 +195,9 @@ struct device_pass {
 /// The passes do with a block what the CPU's passes do, and give the same bits: see block_pass. The differences:
 ///   - A part with records has memory for the record of every block. A part without records gets no speculate, redo and
 ///     rollback passes and no keep_records.
-///   - The passes `measure` and `compare` write sums of squares to the results. Some records need the step's gradient
-///     to roll a block back. If the gradient of such a block has changed since the step, `compare` must write a sum
-///     that differs from the step's. A record that is a copy of the old values needs no gradient.
+///   - The passes `measure` and `compare` compute the sums of squares that fetch() returns. Some records need the
+///     step's gradient to roll a block back. If the gradient of such a block has changed since the step, `compare` must
+///     write a sum that differs from the step's. A record that is a copy of the old values needs no gradient.
 ///   - The pass `rollback` rounds the restored params to weight_out.
 class device_part {
 public:
@@ -208,7 +208,8 @@ public:
     virtual void accumulate(std::uint32_t piece, bool first) = 0;
     /// Rounds param to weight_out in all pieces that have a weight_out.
     virtual void round_weights() = 0;
-    /// Makes passes that are enqueued from now on read this gradient of a piece. No enqueued pass may read the piece.
+    /// Sets the gradient of a piece for all passes that are enqueued after this call. When it is called, no enqueued
+    /// pass may still need the piece.
     virtual void set_gradient(std::uint32_t piece, device_ptr grad) = 0;
     /// Invalidates the records of earlier work for all work that is enqueued from now on, so that no later step uses
     /// the records of an earlier one. Enqueues nothing and cannot fail.
@@ -253,14 +254,15 @@ public:
     /// device_piece::alignment are copied, as for other devices.
     [[nodiscard]] virtual bool shares_host_memory() const noexcept { return false; }
 
-    /// Allocates memory with undefined contents, aligned to 256 bytes; null for 0 bytes. Throws unavailable, with both
-    /// sizes, if it does not fit, and device_error if it fails otherwise.
+    /// Allocates memory with undefined contents, aligned to 256 bytes; null for 0 bytes. Throws unavailable, with
+    /// the requested and the free size, if the memory does not fit, and device_error for any other failure.
     [[nodiscard]] virtual device_ptr allocate(std::size_t bytes) = 0;
     /// Frees memory of allocate(), or null. No enqueued work may use it.
     virtual void release(device_ptr memory) noexcept = 0;
 
     /// Enqueues a copy from host memory in stream `up`. Host memory must live until the stream has finished the copy.
-    /// Copies of memory that is not pinned() are slower, and copy_down() to it may block until its turn comes.
+    /// Copies from or to host memory that pinned() did not allocate are slower. A copy_down() to such memory may block
+    /// until the stream reaches the copy.
     virtual void copy_up(device_ptr dst, void const* src, std::size_t bytes) = 0;
     /// Enqueues a copy to host memory in stream `down`.
     virtual void copy_down(void* dst, device_ptr src, std::size_t bytes) = 0;

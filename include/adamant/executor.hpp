@@ -58,16 +58,17 @@ private:
 /// Default maximum of elements in a chunk. With larger chunks, the other threads would wait longer for the thread with
 /// the last chunk.
 inline constexpr std::size_t default_max_chunk_elems = 65536;
-/// Smallest value of that maximum. A small n is still divided into smaller chunks.
+/// Smallest value that max_chunk_elems may have. A small n is still divided into smaller chunks.
 inline constexpr std::size_t min_chunk_elems = 4096;
-/// Largest minimum of elements that an executor chooses for each of two threads (executor_options::min_slice_elems).
+/// Upper limit of the min_slice_elems that an executor chooses by itself for two threads (see executor_options).
 inline constexpr std::size_t max_min_slice_elems = 16384;
 
 /// Divides n elements among up to `threads` threads, so that each gets at least min_slice_elems elements.
 /// min_slice_elems is at least 1. A thread gets about sixteen chunks, so that others can steal some if it is delayed,
 /// and all threads get equally many: a thread with one more would finish a sixteenth later. Chunks have at most
-/// max_chunk_elems elements, or `smallest` if that is more. They have about `smallest` elements or more, so that taking
-/// one costs at most a hundredth of the work on it; a thread that gets fewer elements has one or two chunks.
+/// max_chunk_elems elements, or `smallest` if that is more. They have at least about `smallest` elements, so that
+/// taking a chunk costs at most a hundredth of the work on it. If a thread gets fewer than `smallest` elements in
+/// total, they form one or two chunks.
 [[nodiscard]] constexpr chunking chunks_of(std::size_t n, unsigned threads, std::size_t min_slice_elems,
                                            std::size_t max_chunk_elems = default_max_chunk_elems,
                                            std::size_t smallest = min_chunk_elems) noexcept
@@ -133,7 +134,7 @@ public:
     /// Maximum number of threads that a call uses.
     [[nodiscard]] unsigned threads() const noexcept;
     /// CPU quota of this process's cgroups, in CPUs, read once by the constructor. All ranks in these cgroups share it.
-    /// 0: no quota. Only an explicit `threads` or `pus` option can exceed it.
+    /// 0: no quota. Explicit `threads` or `pus`, a given team, and a quota below one CPU for each rank can exceed it.
     [[nodiscard]] double cpu_quota() const noexcept;
     /// The team; null if the calling thread does the work.
     [[nodiscard]] std::shared_ptr<adamant::team> const& team() const noexcept;

@@ -63,8 +63,8 @@ struct memory_report {
     page_kind pages =
         page_kind::transparent; ///< kind of pages; measure_placement() says how many bytes are in huge pages
     memory_binding binding = memory_binding::none; ///< as read back from the kernel
-    node_set nodes = {};                           ///< NUMA nodes that hold the pages
-    std::string notes = {};                        ///< requests that could not be met, with reasons, joined by "; "
+    node_set nodes = {};    ///< nodes of the kernel's policy for the pages; see measure_placement()
+    std::string notes = {}; ///< requests that could not be met, with reasons, joined by "; "
 };
 
 namespace detail {

@@ -53,14 +53,14 @@ struct shard_to_add {
 /// Initialize weight_out with the rounded params: a rollback recomputes it from param.
 ///
 /// With few elements, step() and the calls from begin_step() to finish() do their work in the calling thread. If
-/// the executor has no team, step() does its work there for any number of elements. All other steps, step_async() and
-/// every step with a device use the executor's team. If the executor has no team, a single unbound worker thread is
-/// created.
+/// the executor has no team, step() does its work there for any number of elements. Larger steps use the executor's
+/// team, and so do step_async() and every step with a device, whatever the number of elements. For work that needs a
+/// team although the executor has none, the optimizer creates a single unbound worker thread.
 ///
 /// Thread safety: call submit(), skip() and set_gradient() from any thread except the team's, also concurrently; call
-/// everything else from one thread at a time. Gradients must not change between submit() and the end of finish(). The
-/// caller's floating-point mode and traps do not affect a step and do not change; options.reduce is called without
-/// traps.
+/// everything else, except cpu_blocks_done(), from one thread at a time. Gradients must not change between submit() and
+/// the end of finish(). The caller's floating-point mode and traps do not affect a step and do not change;
+/// options.reduce is called without traps.
 ///
 /// Errors: if a call throws, the optimizer is unchanged unless the function says otherwise. In a forked child process
 /// every call that needs the team throws unavailable; if work was in flight at the fork, every non-const call throws
@@ -123,7 +123,7 @@ public:
     /// before the submit() of the shard; from any thread except the team's. Allocates nothing after prepare(). Before
     /// rollback(), set the buffer that the last step read.
     /// @throws invalid_argument for a null pointer (unless the shard has no elements), for memory that a step writes,
-    /// for a submitted shard, and for a shard whose gradient is on a device
+    /// for a submitted or skipped shard, and for a shard whose gradient is on a device
     void set_gradient(shard_id shard, void const* grad);
 
     /// Bytes that prepare(with_journal) allocates, exact to some KiB. The journal is the memory for the records of a
@@ -189,9 +189,10 @@ public:
 
     // ---- Steps
 
-    /// Runs a step when all gradients are ready: one pass over memory, or two if the norm or finiteness must be known
-    /// first.
-    /// @throws invalid_argument for impossible values, before anything is written
+    /// Runs a whole step. Call it when all gradients are ready. It takes one pass over memory, or two if the norm or
+    /// finiteness must be known first.
+    /// @throws invalid_argument for impossible values, before anything is written; what options.reduce throws; and
+    /// device_error
     optimizer_report step(step_values const& values = {});
 
     /// Calls set_gradient() with gradients[i] for each shard i, and runs a step. A null pointer skips the shard. Throws

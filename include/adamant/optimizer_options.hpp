@@ -28,8 +28,8 @@ struct loss_scaling_options {
     double growth_factor = 2;             ///< at least 1
     double backoff_factor = 0.5;          ///< in (0, 1]
     std::uint32_t growth_interval = 2000; ///< steps in a row without an overflow, at least 1
-    /// Number of overflows, counted since the scale last grew, at which the scale first shrinks. It also shrinks at
-    /// each later one (DeepSpeed's hysteresis). At least 1.
+    /// The scale shrinks at this overflow since it last grew (1: the first), and at each overflow after that, as in
+    /// DeepSpeed. At least 1.
     std::uint32_t hysteresis = 1;
     double min_scale = 1;      ///< smallest scale
     double max_scale = 0x1p32; ///< larger ones gain nothing
@@ -71,7 +71,7 @@ enum class nonfinite_policy : std::uint8_t {
     apply, ///< they go into the step as they are
 };
 
-/// Values of one step. Absent values are those of the options.
+/// Values of one step. Absent values are those of the options, except that one limit replaces both limits of these.
 struct step_values {
     std::optional<double> loss_scale = {};   ///< what the loss was multiplied with; absent: the scaler's, or 1
     std::optional<double> max_norm = {};     ///< of all gradients together, after unscaling; 0: no limit
@@ -135,11 +135,11 @@ struct optimizer_report {
     std::size_t journal_bytes = 0; ///< of records written
     double seconds = 0;            ///< from its beginning to its end, with the time that gradients took to arrive
     step_phase gradients;          ///< until the norm was known, speculative updates included
-    step_phase update;             ///< after that: all or the rest of the step, or a rollback
+    step_phase update; ///< after that: all updates, the remaining ones, or a rollback and the repeated updates
     /// Bytes read and written by gradients and update.
     [[nodiscard]] std::size_t bytes_moved() const noexcept;
     isa tier = isa::scalar; ///< instruction set
-    unsigned threads = 0;   ///< threads that did the work
+    unsigned threads = 0;   ///< threads of the executor; few elements take fewer
     std::string_view pus;   ///< list of PUs the threads are bound to; valid as long as the optimizer exists
     double cpu_quota = 0;   ///< executor::cpu_quota(): fewer CPUs than threads make steps slow
 };
@@ -203,8 +203,8 @@ struct optimizer_options {
     /// maximum, no more memory is allocated than the records of one step can take. A record takes, in bytes an element,
     /// by the types of param and moments:
     ///
-    /// - float32 or split_float32, moments float32: 2 in a first step, 2.1 to 2.3 in training, 14 at most; 12 with tier
-    ///   scalar
+    /// - float32 or split_float32, moments float32: 2 in the first step, 2.1 to 2.3 in training, at most 14;
+    ///   always 12 with tier scalar
     /// - float32, moments bfloat16: 8
     /// - float32, one moment of each type: 10
     /// - 16 bits, moments float32: 10; rounded to nearest, in models of 4 million elements and more, 4.0 to 4.2
@@ -215,10 +215,11 @@ struct optimizer_options {
     ///
     /// With tracked changes, a record also holds an eighth of a byte for each element. Each record begins at a multiple
     /// of 64 bytes. If it copies the state, each array in it does, too. This padding matters only for shards of a few
-    /// elements. To compute a budget from these sizes, add an eighth, and for each thread the size of 16 records of a
-    /// block (at most 0.9 MiB), because pages of the journal are not filled completely. Absent: with keep_last_step,
-    /// the most that records can take; otherwise 3 bytes an element for shards whose records take 2 to 2.3, and the
-    /// bytes of the state for all other shards. A block that finds the budget used up waits for the norm.
+    /// elements. To compute a budget from these sizes, add an eighth and, for each thread, 16 times the size of the
+    /// largest record of one block (together at most 0.9 MiB for each thread), because the journal's pages are not
+    /// filled completely. Absent: with keep_last_step, the most that records can take; otherwise 3 bytes an element for
+    /// shards whose records take 2 to 2.3, and the bytes of the state for all other shards. A block that finds the
+    /// budget used up waits for the norm.
     std::optional<std::size_t> journal_budget_bytes = {};
     bool keep_last_step = false; ///< for rollback()
     /// Seconds that a device may take for its part of a step before it counts as not answering.
@@ -231,16 +232,17 @@ struct optimizer_options {
     /// MPI_Allreduce(MPI_IN_PLACE, words.data(), words.size(), MPI_INT64_T, MPI_SUM, comm) does. Integer addition is
     /// exact, so all ranks get the norm of one process with all gradients, if shard boundaries are multiples of
     /// norm_block_elems. Called once in every step (up to three times in a step of zenflow_optimizer, on all ranks
-    /// alike), by finish() or step(), or for step_async() in a thread of the team. May throw. Invalid words, or words
-    /// below this process's own, throw invalid_argument. If reduce fails, step() and step_async() have changed nothing,
-    /// and the step of finish() stays open: call finish() again, or abandon().
+    /// alike), by finish() or step(), or for step_async() in a thread of the team. May throw. If it leaves invalid
+    /// words, or a total that is less than this process's own part, the call throws invalid_argument. If reduce fails,
+    /// step() and step_async() have changed nothing, and the step of finish() stays open: call finish() again, or
+    /// abandon().
     std::function<void(std::span<std::int64_t, squares_total::word_count> words)> reduce = {};
     /// For engines that copy new weights while other shards are still being updated. Called whenever elements [begin,
     /// end) of a shard have new weights: usually once a step for a whole shard; again after a rollback, or if a shard
-    /// is updated in parts. The last call before finish(), step(), wait(), abandon() or rollback() returns has the
-    /// final weights. Both param and weight_out are written then. Runs in the executor's threads or the caller's,
-    /// concurrently for different shards. It must not call this optimizer or wait for a thread that does. It
-    /// must not throw: an exception ends the program.
+    /// is updated in parts. When finish(), step(), wait(), abandon() or rollback() returns, the last call for each
+    /// range has reported its final weights. Both param and weight_out are written then. Runs in the executor's threads
+    /// or the caller's, concurrently for different shards. It must not call this optimizer or wait for a thread that
+    /// does. It must not throw: an exception ends the program.
     std::function<void(shard_id shard, std::size_t begin, std::size_t end)> weights_ready = {};
 };
 

@@ -74,8 +74,7 @@ ADAMANT_BEGIN_INLINE_NAMESPACE
 /// | `grad` | gradient, read | float, bfloat16, float16 |
 /// | `exp_avg` | first moment, read and written | float, bfloat16, quantized8 |
 /// | `exp_avg_sq` | second moment, read and written | float, bfloat16; quantized8 if exp_avg is |
-/// | `weight_out` | new weights rounded to 16 bits, written | void (none); if param is float, also bfloat16 or float16
-/// |
+/// | `weight_out` | new weights rounded to 16 bits, written | void (none); with float params, bfloat16, float16 |
 ///
 /// Moments are initially 0. step() also takes a weight_out of float, a copy of a float param. With a split_float32
 /// param, weight_out is bfloat16, read and written; see split_masters(). quantized8 moments are arrays of (n + 63) / 64
@@ -351,7 +350,7 @@ struct grouped_shard {
 /// any thread.
 class shard_list {
 public:
-    /// Takes O(n) time.
+    /// Takes time proportional to the number of shards.
     /// @throws invalid_argument, naming the shards by index, if an array that a step writes overlaps an array of
     /// another shard
     explicit shard_list(std::vector<grouped_shard> shards);

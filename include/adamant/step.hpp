@@ -68,8 +68,9 @@ struct step_report {
     unsigned threads = 0;   ///< threads that did the work
 };
 
-/// From this many elements on, weight_out and records are written with streaming stores, because a cache would read
-/// each line before it is overwritten. Smaller arrays stay in cache, where they may be read soon.
+/// From this many elements on, weight_out and the records for an optimizer's rollback are written with streaming
+/// stores, because ordinary stores would read each cache line before they overwrite it. Smaller arrays stay in cache,
+/// where they may be read soon.
 inline constexpr std::size_t stream_weight_out_from_elems = std::size_t{1} << 22;
 
 /// Runs one step of Adam or AdamW in place on every element of the shard; reference::update is the formula. The result

@@ -245,14 +245,14 @@ public:
     /// possible.
     void set_gradient(shard_id param, void const* grad);
 
-    /// Bytes of the deferred sums that prepare() allocates: a float for each element of a matrix, two with overlap. In
-    /// addition there are some bytes for each column and, once columns are selected, their gradients.
+    /// Bytes of the deferred sums that prepare() allocates: a float for each element of a matrix, two with overlap. Not
+    /// included are some bytes for each column and, once columns are selected, the memory for their gradients.
     [[nodiscard]] std::size_t memory_bytes() const noexcept;
     /// Allocates what steps need; otherwise the first step does.
     /// @throws invalid_argument for arrays that overlap, and the errors of the class `buffer`
     void prepare();
 
-    /// Runs a step when all gradients are ready.
+    /// Runs a whole step. Call it when all gradients are ready.
     /// @throws invalid_argument for impossible values, and what options.reduce and reduce_columns throw
     zenflow_report step(step_values const& values = {});
     /// Runs a step with gradients[i], row-major, as the gradient of param i. Null: the param takes no part in this
@@ -279,9 +279,9 @@ public:
 
     /// Sets row-major arrays in the device's memory: `grad`, where the param's gradient is made, and `weight_out`,
     /// where its weights are needed. Params of any type need both, vectors too. Call it for every param before place().
-    /// If changed weights are tracked and the device shares host memory, `weight_out` must not be the array of the
-    /// param's weights in host memory, with which tracking compares: place() throws otherwise. Arrays begin at
-    /// multiples of 16 bytes.
+    /// If changed weights are tracked and the device shares host memory, `weight_out` must not be the param's own
+    /// array of weights in host memory, because tracking compares new weights with that array. Otherwise place()
+    /// throws. Arrays begin at multiples of 16 bytes.
     /// @throws invalid_argument after place(), for a missing array, and for an address that is not a multiple of 16
     void set_device_arrays(shard_id param, device_arrays const& arrays);
     /// From the next step on, the device updates selected columns and vectors. Until the next selection, it holds the
