@@ -176,6 +176,10 @@ __device__ inline void store_group(void* array, std::size_t begin, unsigned coun
     }
 }
 
+// Add a new dtype to what distinguishes types at run time, where compilers do not miss it: widen_group(), stored_group(),
+// gradient_at() and pass_kernel_of(). Then count it here.
+static_assert(sizeof all_dtypes / sizeof all_dtypes[0] == 6);
+
 [[nodiscard]] __device__ inline float_group widen_group(raw_group const& raw, dtype type)
 {
     float_group result;

@@ -72,10 +72,12 @@ struct simd {
             return _mm256_castsi256_ps(_mm256_loadu_si256(reinterpret_cast<__m256i_u const*>(address)));
         } else {
             __m128i const half = _mm_loadu_si128(reinterpret_cast<__m128i_u const*>(address));
-            if constexpr (std::is_same_v<T, bfloat16>)
+            if constexpr (std::is_same_v<T, bfloat16>) {
                 return _mm256_castsi256_ps(_mm256_shuffle_epi8(_mm256_broadcastsi128_si256(half), upper_words()));
-            else
+            } else {
+                static_assert(std::is_same_v<T, float16>);
                 return widen_float16(half);
+            }
         }
     }
     // Shuffle that moves each word of a half to the upper word of a lane, with zeros below. One shuffle replaces a
@@ -138,6 +140,7 @@ struct simd {
             half = _mm256_blendv_epi8(half, set(0x7e00u), _mm256_cmpgt_epi32(abs, set(float_infinity_bits)));
             half = _mm256_or_si256(half, _mm256_srli_epi32(_mm256_and_si256(bits(x), set(float_sign_bit)), 16));
         } else {
+            static_assert(std::is_same_v<T, bfloat16>);
             half = _mm256_srli_epi32(round_upper_word<false>(x), 16);
         }
         return _mm_packus_epi32(_mm256_castsi256_si128(half), _mm256_extracti128_si256(half, 1));
@@ -145,10 +148,10 @@ struct simd {
     template <class T, bool Interleaved, bool Ordinary>
     ADAMANT_SIMD static u32 rounded_pair(f32 a, f32 b, bool)
     {
-        if constexpr (std::is_same_v<T, float16>)
-            return _mm256_setr_m128i(narrow<T>(a), narrow<T>(b));
-        else
+        if constexpr (std::is_same_v<T, bfloat16>)
             return upper_halves<Interleaved>(round_upper_word<Ordinary>(a), round_upper_word<Ordinary>(b));
+        else
+            return _mm256_setr_m128i(narrow<T>(a), narrow<T>(b));
     }
     template <bool Interleaved>
     ADAMANT_SIMD static u32 upper_halves(u32 a, u32 b)

@@ -132,11 +132,13 @@ struct simd {
     template <class T>
     ADAMANT_SIMD static f32 widen(__m256i half)
     {
-        if constexpr (std::is_same_v<T, bfloat16>)
+        if constexpr (std::is_same_v<T, bfloat16>) {
             return _mm512_castsi512_ps(
                 _mm512_maskz_permutexvar_epi16(0xaaaaaaaau, upper_words(), _mm512_castsi256_si512(half)));
-        else
+        } else {
+            static_assert(std::is_same_v<T, float16>);
             return _mm512_cvtph_ps(half);
+        }
     }
     template <class T>
     ADAMANT_SIMD static f32 load(std::byte const* address)
@@ -170,10 +172,12 @@ struct simd {
     template <class T>
     ADAMANT_SIMD static __m256i narrow(f32 x)
     {
-        if constexpr (std::is_same_v<T, float16>)
+        if constexpr (std::is_same_v<T, float16>) {
             return _mm512_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
-        else
+        } else {
+            static_assert(std::is_same_v<T, bfloat16>);
             return _mm512_cvtepi32_epi16(_mm512_srli_epi32(round_upper_word<false>(x), 16));
+        }
     }
     template <class T>
     ADAMANT_SIMD static void store(std::byte* address, f32 x)
