@@ -87,6 +87,7 @@ class Struct(ctypes.Structure):
 
     name_in_c: str
     _maxima: Dict[str, int] = {}  # of unsigned fields
+    _enumerators: Dict[str, Tuple[str, ...]] = {}  # of fields that name a choice, from 0, for __repr__()
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
@@ -97,8 +98,12 @@ class Struct(ctypes.Structure):
         super().__setattr__(name, value if maximum is None else whole_number(value, name, maximum))
 
     def __repr__(self) -> str:  # without pointers, whose targets may be gone
-        values = ((name, getattr(self, name)) for name, kind in self._fields_[1:] if kind in _numbers)
-        return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in values)})"
+        def text(name: str) -> str:
+            value = getattr(self, name)
+            return self._enumerators[name][value] if name in self._enumerators else repr(value)
+
+        values = (f"{name}={text(name)}" for name, kind in self._fields_[1:] if kind in _numbers)
+        return f"{type(self).__name__}({', '.join(values)})"
 
     @classmethod
     def initialised(cls, **values: Any) -> Any:
@@ -206,6 +211,7 @@ class Report(Struct):
                 ("device_work_bytes", c_size_t), ("device_up_bytes", c_size_t), ("device_down_bytes", c_size_t),
                 ("measured", c_int32), ("cpu_quota", c_double)]
 
+    _enumerators = {"outcome": ("applied", "skipped")}
     # The report of deferred updates, for an optimizer with zenflow.
     zenflow: Optional["ZenFlowReport"] = None
 
