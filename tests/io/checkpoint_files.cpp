@@ -106,6 +106,14 @@ void sleep_us(std::size_t microseconds)
     ::nanosleep(&time, nullptr);
 }
 
+// A save changes it, because it replaces the file.
+::ino_t inode_of(fs::path const& path)
+{
+    struct ::stat found = {};
+    REQUIRE(::stat(path.c_str(), &found) == 0);
+    return found.st_ino;
+}
+
 bool contains(std::string const& text, char const* word)
 {
     return text.find(word) != text.npos;
@@ -128,6 +136,7 @@ TEST_CASE("a killed process leaves a whole file behind", "[slow]")
 {
     scratch_folder const folder;
     fs::path const path = folder / "state.safetensors";
+    fs::path const part = folder / "state.safetensors.part";
     random_bits random(30);
     std::uint64_t step = 1;
     // As long as a few saves take on this machine, so that kills fall into saves and after them.
@@ -145,7 +154,14 @@ TEST_CASE("a killed process leaves a whole file behind", "[slow]")
                 save_safetensors(path, numbered_state(next).state);
             return false;
         });
-        sleep_us(random.below(static_cast<std::size_t>(three_saves.count()) + 1));
+        // At any time, during a save, or after one: on a busy machine the child may not begin before a time has passed.
+        auto const saved_before = inode_of(path);
+        auto const awaits = [&] {
+            return kills % 3 == 1 ? !fs::exists(part) : kills % 3 == 2 && inode_of(path) == saved_before;
+        };
+        for (int waits = 0; waits < 100'000 && awaits(); ++waits)
+            sleep_us(20);
+        sleep_us(random.below(static_cast<std::size_t>(three_saves.count()) / (kills % 3 == 0 ? 1 : 50) + 1));
         ::kill(child, SIGKILL);
         int const status = status_of(child);
         REQUIRE(WIFSIGNALED(status));
@@ -154,7 +170,7 @@ TEST_CASE("a killed process leaves a whole file behind", "[slow]")
         REQUIRE(found >= step);
         advanced += found > step;
         step = found;
-        left_behind += fs::exists(folder / "state.safetensors.part");
+        left_behind += fs::exists(part);
     }
     std::printf("%llu kills: %zu in the middle of a save, %zu after one or more, last step %llu\n",
                 static_cast<unsigned long long>(kills), left_behind, advanced, static_cast<unsigned long long>(step));
@@ -162,7 +178,7 @@ TEST_CASE("a killed process leaves a whole file behind", "[slow]")
     CHECK(advanced >= least);
     save_safetensors(path, numbered_state(5).state); // what was left behind is in nobody's way
     CHECK(whole_step(path) == 5);
-    CHECK_FALSE(fs::exists(folder / "state.safetensors.part"));
+    CHECK_FALSE(fs::exists(part));
 }
 
 TEST_CASE("a full disk leaves the old file")
