@@ -273,7 +273,8 @@ def test_distributed_checkpoints_have_elements_and_resume_to_the_same_bits(state
 
 def test_other_classes_stay_and_refused_options_change_nothing():
     for options in ({"max_norm": 1.0}, {"state_format": "float8"}, {"state_format": "split_float32+bfloat16"},
-                    {"overlap": True}, {"zenflow": {}}, {"nonsense": 1}):
+                    {"overlap": True}, {"zenflow": {}}, {"nonsense": 1}, {"lr": 1.0}, {"betas": (0.9, 0.95)},
+                    {"eps": 1e-5}, {"weight_decay": 0.1}):
         with pytest.raises((adamant.InvalidArgument, TypeError), match=next(iter(options))):
             megatron.install(**options)
     assert megatron._installed is None

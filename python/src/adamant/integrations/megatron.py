@@ -29,7 +29,8 @@ _refused = {"max_norm": "Megatron clips gradients itself", "on_nonfinite": "Mega
             "overlap": "gradients arrive after backward()", "accumulate": "Megatron accumulates gradients itself",
             "zenflow": "Megatron reads params and states between steps",
             "process_group": "only a norm needs it, and Megatron computes the norm",
-            "master": "HybridDeviceOptimizer has the masters"}
+            "master": "HybridDeviceOptimizer has the masters",
+            **dict.fromkeys(("lr", "betas", "eps", "weight_decay"), "Megatron's own arguments set it for each group")}
 _installed: Optional[Tuple[type, type]] = None  # Megatron's class and ours
 
 
@@ -206,15 +207,16 @@ def install(**options: Any) -> None:
     Parameters
     ----------
     options : dict
-        Arguments of `adamant.torch.AdamW` in addition to torch's: `state_format`, `threads`, `cores` and others.
+        Arguments of `adamant.torch.AdamW` in addition to torch's: `state_format` (float32, bfloat16 or quantized8),
+        `threads`, `cores` and others.
 
     Raises
     ------
     ImportError
         megatron-core is not installed.
     InvalidArgument
-        Megatron does the option's work itself: max_norm, on_nonfinite, overlap, accumulate, zenflow, process_group and
-        master.
+        Megatron does the option's work itself: max_norm, on_nonfinite, overlap, accumulate, zenflow, process_group,
+        master, lr, betas, eps and weight_decay.
 
     Notes
     -----
