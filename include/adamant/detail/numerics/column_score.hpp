@@ -2,7 +2,7 @@
 // Definition of the score of a gradient's column, by which ZenFlow selects columns.
 //
 // Scores are sums of integers, so they have the same bits for any order of additions, any partition of the rows and any
-// number of ranks. Built-in functions instead of <cmath>: see grad_squares.hpp.
+// number of ranks. Calls built-in functions, because <cmath> takes long to compile (see grad_squares.hpp).
 #pragma once
 
 #include <bit>
