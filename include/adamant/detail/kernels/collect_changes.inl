@@ -109,6 +109,7 @@ ADAMANT_SIMD std::size_t list_words(std::uint64_t const* words, std::size_t n, s
 // The arrays of one call.
 struct collected_arrays {
     std::uint64_t* words;
+    std::size_t prefetch_words;
     std::byte const* weights;
     std::uint64_t first_index;
     bool clear;
@@ -174,8 +175,8 @@ ADAMANT_SIMD bool collect(collected_arrays& a, std::size_t n)
     std::uint32_t nonzero[words_together + 8];
     for (std::size_t begin = 0; begin < n;) {
         std::size_t const together = n - begin < words_together ? n - begin : words_together;
-        for (std::size_t w = 0; w < words_together; w += 8)
-            __builtin_prefetch(a.words + begin + words_together + w);
+        for (std::size_t w = 0; w < together; w += 8)
+            __builtin_prefetch(a.words + begin + a.prefetch_words + w);
         std::size_t const count = list_words(a.words + begin, together, static_cast<std::uint32_t>(begin), nonzero);
         std::uint32_t* target = found->bits;
         std::uint32_t const* const limit = target + bit_buffer::full;
@@ -207,10 +208,11 @@ ADAMANT_SIMD bool collect(collected_arrays& a, std::size_t n)
     return true;
 }
 // See collect_changes_function. n: at most 2^26 words, whose bits have 32-bit numbers.
-inline bool collect_changes(std::uint64_t* words, std::size_t n, std::byte const* weights, std::size_t weight_bytes,
-                            std::uint64_t first_index, bool clear, changed_weights_out& out) noexcept
+inline bool collect_changes(std::uint64_t* words, std::size_t n, std::size_t prefetch_words, std::byte const* weights,
+                            std::size_t weight_bytes, std::uint64_t first_index, bool clear,
+                            changed_weights_out& out) noexcept
 {
-    collected_arrays arrays{words, weights, first_index, clear, out};
+    collected_arrays arrays{words, prefetch_words, weights, first_index, clear, out};
     bool const fits = out.values == nullptr                     ? collect<void>(arrays, n)
                       : weight_bytes == sizeof(std::uint16_t) ? collect<std::uint16_t>(arrays, n)
                                                               : collect<std::uint32_t>(arrays, n);

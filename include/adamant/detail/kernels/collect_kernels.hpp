@@ -25,8 +25,9 @@ inline std::size_t count_changes(std::uint64_t const* words, std::size_t n) noex
     return count;
 }
 
-inline bool collect_changes(std::uint64_t* words, std::size_t n, std::byte const* weights, std::size_t weight_bytes,
-                            std::uint64_t first_index, bool clear, changed_weights_out& out) noexcept
+inline bool collect_changes(std::uint64_t* words, std::size_t n, std::size_t, std::byte const* weights,
+                            std::size_t weight_bytes, std::uint64_t first_index, bool clear,
+                            changed_weights_out& out) noexcept
 {
     for (std::size_t w = 0; w < n; ++w) {
         if (count_changes(words + w, 1) > out.room)
@@ -97,11 +98,12 @@ inline std::size_t count_changes(std::uint64_t const* words, std::size_t n) noex
 {
     return has_vbmi2() ? vbmi2::count_changes(words, n) : avx512::count_changes(words, n);
 }
-inline bool collect_changes(std::uint64_t* words, std::size_t n, std::byte const* weights, std::size_t weight_bytes,
-                            std::uint64_t first_index, bool clear, changed_weights_out& out) noexcept
+inline bool collect_changes(std::uint64_t* words, std::size_t n, std::size_t prefetch_words, std::byte const* weights,
+                            std::size_t weight_bytes, std::uint64_t first_index, bool clear,
+                            changed_weights_out& out) noexcept
 {
-    return (has_vbmi2() ? vbmi2::collect_changes : avx512::collect_changes)(words, n, weights, weight_bytes,
-                                                                            first_index, clear, out);
+    return (has_vbmi2() ? vbmi2::collect_changes : avx512::collect_changes)(words, n, prefetch_words, weights,
+                                                                            weight_bytes, first_index, clear, out);
 }
 } // namespace avx512_bf16
 #endif

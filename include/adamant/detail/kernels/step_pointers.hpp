@@ -147,9 +147,10 @@ struct changed_weights_out {
 // Writes the indices of the bits that are set in n words, plus first_index, and the weights with these indices from the
 // array `weights`, whose elements have weight_bytes bytes, 2 or 4. clear: clears the words. `out` is then what follows.
 // If there is no room for all, returns false: then the first ones are written, and their words are cleared.
-using collect_changes_function = bool (*)(std::uint64_t* words, std::size_t n, std::byte const* weights,
-                                          std::size_t weight_bytes, std::uint64_t first_index, bool clear,
-                                          changed_weights_out& out) noexcept;
+// prefetch_words: how far beyond the words that are read others are prefetched, also beyond the n words.
+using collect_changes_function = bool (*)(std::uint64_t* words, std::size_t n, std::size_t prefetch_words,
+                                          std::byte const* weights, std::size_t weight_bytes,
+                                          std::uint64_t first_index, bool clear, changed_weights_out& out) noexcept;
 
 // The bits of the largest magnitude of n gradients, as a float; at least those of infinity if one is not finite.
 using largest_bits_function = std::uint32_t (*)(std::byte const* grad, std::size_t n) noexcept;

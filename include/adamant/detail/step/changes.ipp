@@ -25,6 +25,8 @@ namespace detail {
 // Words of a shard in parts that threads take one by one.
 class changed_parts {
 public:
+    static constexpr std::size_t part_words = 4096; // 262144 elements, 32 KiB of bits
+
     changed_parts(executor const& cpu, tracked_weights const& tracked)
         : cpu_(cpu), tracked_(tracked), words_(changed_words(tracked.size()))
     {
@@ -65,8 +67,6 @@ public:
     }
 
 private:
-    static constexpr std::size_t part_words = 4096; // 262144 elements, 32 KiB of bits
-
     template <class Work>
     void call(Work const& work, std::size_t part) const
     {
@@ -115,9 +115,10 @@ std::size_t collect_changed_weights(executor const& cpu, tracked_weights const& 
     kernel::count_changes_function const count_changes = kernel::count_changes_for(cpu.tier());
     kernel::collect_changes_function const collect_changes = kernel::collect_changes_for(cpu.tier());
     std::size_t const weight_bytes = tracked.weight_bytes();
-    auto const collect = [&](std::size_t word, std::size_t n, kernel::changed_weights_out& out) {
+    auto const collect = [&](std::size_t word, std::size_t n, std::size_t prefetch_words,
+                             kernel::changed_weights_out& out) {
         std::size_t const element = word * kernel::changed_word_elems;
-        return collect_changes(tracked.changed() + word, n,
+        return collect_changes(tracked.changed() + word, n, prefetch_words,
                                values == nullptr ? nullptr : tracked.weights() + element * weight_bytes, weight_bytes,
                                options.first_index + element, options.clear, out);
     };
@@ -144,8 +145,10 @@ std::size_t collect_changed_weights(executor const& cpu, tracked_weights const& 
         // No position depends on what another thread finds, so nothing is counted before.
         kernel::changed_weights_out out = out_from(0, indices.size());
         bool fits = true;
-        parts.for_each([&](std::size_t, std::size_t word, std::size_t n) { fits = fits && collect(word, n, out); },
-                       bytes_each);
+        constexpr std::size_t ahead = 256;
+        parts.for_each(
+            [&](std::size_t, std::size_t word, std::size_t n) { fits = fits && collect(word, n, ahead, out); },
+            bytes_each);
         std::size_t const written = indices.size() - out.room;
         if (fits)
             return written;
@@ -153,6 +156,9 @@ std::size_t collect_changed_weights(executor const& cpu, tracked_weights const& 
         return count_changed_weights(cpu, tracked);
     }
     // Each part is counted, which reads its bits into the cache, and collected as soon as those before it are counted.
+    // Counting alone would only wait for memory, so the bits of the part that this thread takes next, as far as can be
+    // foreseen, are prefetched while this one is collected.
+    std::size_t const next_part = cpu.threads() * changed_parts::part_words;
     // ends[part]: number of changes up to the part's end, plus 1; 0 before it is known.
     std::vector<std::atomic<std::size_t>> ends(parts.count());
     parts.for_each_in_order(
@@ -163,7 +169,7 @@ std::size_t collect_changed_weights(executor const& cpu, tracked_weights const& 
             if (begin + count > indices.size())
                 return;
             kernel::changed_weights_out out = out_from(begin, count);
-            collect(word, n, out);
+            collect(word, n, next_part, out);
         },
         bytes_each);
     std::size_t const total = ends.back().load(std::memory_order_relaxed) - 1;
