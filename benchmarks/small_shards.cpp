@@ -15,6 +15,8 @@
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
+#include <cstdint>
+#include <iterator>
 #include <random>
 #include <span>
 #include <string>
@@ -70,17 +72,41 @@ struct tensor {
 };
 
 // A step's bytes moved shard by shard, in the list's order and cut as its step is, without arithmetic: what memory
-// allows where shards lie like that. They begin at cache lines.
+// allows where shards lie like that. Where an array does not begin at a cache line, its whole lines are moved, and each
+// line at its ends is touched.
 template <limit::stores Stores>
 void move_shards(executor const& cpu, std::vector<adamant::any_shard> const& parts)
 {
+    constexpr std::size_t elem_bytes[] = {4, 2, 4, 4, 2};
+    constexpr std::size_t line = 64;
+    constexpr std::size_t in_whole_lines = shard_elems - line / 2; // wherever an array begins
+    auto const touch = [](std::byte* at, bool write) {
+        std::byte volatile* const byte = at;
+        std::byte const value = *byte;
+        if (write)
+            *byte = value;
+    };
     cpu.for_each_slice(parts.size() * shard_elems, [&](slice part) {
         for (std::size_t i = part.begin; i < part.end; i += std::min(part.end - i, shard_elems - i % shard_elems)) {
             adamant::kernel::step_pointers const at = parts[i / shard_elems].pointers();
-            std::byte* const arrays[] = {at.param, const_cast<std::byte*>(at.grad), at.exp_avg, at.exp_avg_sq,
-                                         at.weight_out};
+            std::byte* arrays[] = {at.param, const_cast<std::byte*>(at.grad), at.exp_avg, at.exp_avg_sq, at.weight_out};
             std::size_t const begin = i % shard_elems;
-            limit::move_bytes<4, 2, 4, 2, Stores>(arrays, begin, std::min(shard_elems, begin + part.end - i), 0);
+            std::size_t end = std::min(shard_elems, begin + part.end - i);
+            bool const aligned = std::all_of(std::begin(arrays), std::end(arrays), [](std::byte const* array) {
+                return reinterpret_cast<std::uintptr_t>(array) % line == 0;
+            });
+            for (std::size_t k = 0; k < std::size(arrays) && !aligned; ++k) {
+                std::byte* const array_end = arrays[k] + shard_elems * elem_bytes[k];
+                if (begin == 0)
+                    touch(arrays[k], k != 1);
+                arrays[k] += -reinterpret_cast<std::uintptr_t>(arrays[k]) % line;
+                if (end == shard_elems)
+                    for (std::byte* rest = arrays[k] + in_whole_lines * elem_bytes[k]; rest < array_end; rest += line)
+                        touch(rest, k != 1);
+            }
+            if (!aligned)
+                end = std::min(end, in_whole_lines);
+            limit::move_bytes<4, 2, 4, 2, Stores>(arrays, begin, end, 0);
         }
     });
 }
@@ -108,13 +134,11 @@ void many(benchmark::State& state, executor const& cpu, std::size_t n, layout wh
     std::vector<contender> contenders;
     contenders.push_back({part_in_race::subject, "many", "", [&] { adamant::step(cpu, list, std::span(&c, 1)); }});
     contenders.push_back({part_in_race::aside, "one_shard", "", [&] { adamant::step(cpu, whole, c); }});
-    if (where != layout::separate) {
-        contenders.push_back({part_in_race::aside, "moving_shards", "cached stores",
-                              [&] { move_shards<limit::stores::cached>(cpu, parts); }});
-        if (limit::can_stream && !in_cache(n))
-            contenders.push_back({part_in_race::aside, "moving_shards", "weight_out streamed",
-                                  [&] { move_shards<limit::stores::weight_out_streamed>(cpu, parts); }});
-    }
+    contenders.push_back({part_in_race::aside, "moving_shards", "cached stores",
+                          [&] { move_shards<limit::stores::cached>(cpu, parts); }});
+    if (limit::can_stream && !in_cache(n))
+        contenders.push_back({part_in_race::aside, "moving_shards", "weight_out streamed",
+                              [&] { move_shards<limit::stores::weight_out_streamed>(cpu, parts); }});
     add_limits<mixed>(contenders, cpu, flat, n);
     race::run(state, contenders, {repeats_for(n)});
     report(state, contenders, {static_cast<double>(n), static_cast<double>(list.bytes_moved())});
