@@ -184,6 +184,55 @@ TEST_CASE("thousands of shards of a few elements have the bits of each stepped a
     }
 }
 
+TEST_CASE("shards all over memory have the bits of each stepped alone, in lists of every size")
+{
+    // As many elements as the last-level cache holds, and more, from which on weights are written past the caches.
+    for (std::size_t const elements : {(std::size_t{1} << 18) + 1, stream_weight_out_from_elems + 1}) {
+        test::random_bits random(elements);
+        std::vector<mixed_tensor> mixed, mixed_alone;
+        std::vector<plain_tensor> plain, plain_alone;
+        for (std::size_t total = 0; total < elements;) {
+            mixed.emplace_back(random.below(random.below(3) == 0 ? 600 : 9000));
+            plain.emplace_back(random.below(random.below(3) == 0 ? 600 : 9000));
+            total += mixed.back().param.size() + plain.back().param.size();
+        }
+        mixed_alone = mixed;
+        plain_alone = plain;
+        std::vector<grouped_shard> views;
+        for (std::size_t i = 0; i < mixed.size(); ++i) {
+            views.push_back({mixed[i].view(), random.below(2)});
+            views.push_back({plain[i].view(), random.below(2)});
+            // What follows in the same arrays is another case than what is elsewhere.
+            if (std::size_t const n = mixed[i].param.size(); n > 2048) {
+                auto const part = [&](std::size_t begin, std::size_t end) {
+                    mixed_tensor& t = mixed[i];
+                    return shard(t.param.data() + begin, t.grad.data() + begin, t.exp_avg.data() + begin,
+                                 t.exp_avg_sq.data() + begin, t.weight_out.data() + begin, end - begin);
+                };
+                std::size_t const group = views[views.size() - 2].group;
+                views[views.size() - 2] = {part(0, 1088), group};
+                views.insert(views.end() - 1, {part(1088, n), group});
+            }
+        }
+        shard_list const list(views);
+        std::vector<coefficients> const c = {make_coefficients(usual_adamw, 1),
+                                             make_coefficients({.lr = 1e-2, .mode = decay_mode::l2}, 1)};
+        executor const cpu({.threads = 3});
+        executor const alone({.threads = 1});
+        CHECK(step(cpu, list, c).nonfinite_grads == 0);
+        std::size_t next = 0;
+        std::size_t differ = 0;
+        for (std::size_t i = 0; i < mixed.size(); ++i) {
+            std::size_t const group = list[next].group;
+            next += mixed[i].param.size() > 2048 ? 2 : 1;
+            step(alone, mixed_alone[i].view(), c[group]);
+            step(alone, plain_alone[i].view(), c[list[next++].group]);
+            differ += !(mixed[i] == mixed_alone[i]) + !(plain[i] == plain_alone[i]);
+        }
+        CHECK(differ == 0);
+    }
+}
+
 TEST_CASE("a list of small shards of any format has the bits of each stepped alone")
 {
     executor const cpu({.threads = 1});

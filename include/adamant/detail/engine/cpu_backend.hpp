@@ -190,7 +190,8 @@ public:
     {
         mark_as_used(member);
         float_mode_scope const mode(subnormals::flushed); // once for all blocks
-        kernel::memory_access const access{elements_ >= stream_weight_out_from_elems, cpu_.prefetch_bytes()};
+        kernel::memory_access access{elements_ >= stream_weight_out_from_elems, cpu_.prefetch_bytes()};
+        access.fences = false; // once for all blocks, too
         scratch_block scratch;
         for (entry const* e = entry_of(begin); begin < end; ++e) {
             std::size_t const stop = std::min(end, e->end);
@@ -202,6 +203,8 @@ public:
             }
             begin = stop;
         }
+        if (access.stream)
+            stream_fence();
     }
     // End of the pieces of the entry that contains piece `begin`.
     [[nodiscard]] std::size_t end_of_entry(std::size_t begin) const noexcept { return entry_of(begin)->end; }

@@ -18,11 +18,11 @@ inline constexpr std::size_t group_elems = simd::lanes * simd::vectors;
 
 // Prefetches the cache lines of `Vectors` vectors of T, ahead_bytes past `address`.
 template <class T, std::size_t Vectors = simd::vectors>
-ADAMANT_SIMD void prefetch(std::byte const* address, std::size_t ahead_bytes)
+ADAMANT_SIMD void prefetch(std::byte const* address, std::ptrdiff_t ahead_bytes)
 {
     ADAMANT_UNROLL
     for (std::size_t line = 0; line < Vectors * simd::lanes * sizeof(T); line += 64)
-        __builtin_prefetch(address + ahead_bytes + line);
+        __builtin_prefetch(address + ahead_bytes + static_cast<std::ptrdiff_t>(line));
 }
 
 // A gradient of the type that memory_access names. One loop serves all of them, because a loop for each takes compilers
@@ -35,7 +35,7 @@ template <bool Interleaved, class Grad, std::size_t Vectors>
 ADAMANT_SIMD void load_grads(std::byte const* array, std::size_t i, memory_access access, Grad, simd::f32 (&g)[Vectors])
 {
     std::byte const* const grad = array + i * sizeof(Grad);
-    prefetch<Grad, Vectors>(grad, access.prefetch_bytes);
+    prefetch<Grad, Vectors>(grad, access.ahead.grad);
     ADAMANT_UNROLL
     for (std::size_t k = 0; k < Vectors; k += 2)
         simd::template load_pair<Grad, Interleaved>(grad + k * simd::lanes * sizeof(Grad), g[k], g[k + 1]);
@@ -124,11 +124,11 @@ ADAMANT_SIMD bool start_group(step_pointers const& a, std::size_t i, coefficient
     std::byte const* const param = a.param + i * sizeof(Param);
     std::byte const* const exp_avg = a.exp_avg + i * sizeof(ExpAvg);
     std::byte const* const exp_avg_sq = a.exp_avg_sq + i * sizeof(ExpAvgSq);
-    prefetch<Param, Vectors>(param, access.prefetch_bytes);
+    prefetch<Param, Vectors>(param, access.ahead.param);
     if constexpr (is_split<Param>)
-        prefetch<bfloat16, Vectors>(a.weight_out + i * sizeof(bfloat16), access.prefetch_bytes);
-    prefetch<ExpAvg, Vectors>(exp_avg, access.prefetch_bytes);
-    prefetch<ExpAvgSq, Vectors>(exp_avg_sq, access.prefetch_bytes);
+        prefetch<bfloat16, Vectors>(a.weight_out + i * sizeof(bfloat16), access.ahead.weight_out);
+    prefetch<ExpAvg, Vectors>(exp_avg, access.ahead.exp_avg);
+    prefetch<ExpAvgSq, Vectors>(exp_avg_sq, access.ahead.exp_avg_sq);
 
     state_vectors s[Vectors];
     simd::f32 g[Vectors];

@@ -304,7 +304,7 @@ std::byte* recorded_step(step_pointers const& a, std::size_t n, coefficients con
     static constexpr paths_of_types<record_writer<Param>> grad_paths = recorded_paths<Param, Grad, WeightOut>(false);
     static constexpr paths_of_types<record_writer<Param>> float_paths = recorded_paths<Param, Grad, WeightOut>(true);
     step_stretch(a, 0, 0, n, {c, {}}, access, access.grad == dtype::float32 ? float_paths : grad_paths, writer);
-    if (stream)
+    if (stream && access.fences)
         simd::stream_fence();
     return writer.old;
 }
@@ -349,10 +349,10 @@ void rollback_step(step_pointers const& arrays, std::size_t n, coefficients cons
         std::byte* const param = a.param + i * sizeof(float);
         std::byte* const exp_avg = a.exp_avg + i * sizeof(float);
         std::byte* const exp_avg_sq = a.exp_avg_sq + i * sizeof(float);
-        prefetch<std::uint16_t>(codes, access.prefetch_bytes);
-        prefetch<float>(param, access.prefetch_bytes);
-        prefetch<float>(exp_avg, access.prefetch_bytes);
-        prefetch<float>(exp_avg_sq, access.prefetch_bytes);
+        prefetch<std::uint16_t>(codes, access.ahead.param);
+        prefetch<float>(param, access.ahead.param);
+        prefetch<float>(exp_avg, access.ahead.exp_avg);
+        prefetch<float>(exp_avg_sq, access.ahead.exp_avg_sq);
 
         // Applies the inverse formula to all units, then overwrites units whose old values are in the record. Params
         // are overwritten before the moments are restored, because L2 decay needs the old params to recompute the

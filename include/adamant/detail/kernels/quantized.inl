@@ -132,14 +132,14 @@ ADAMANT_SIMD void store_codes(code_words const (&m)[code_vectors / 2], code_word
 }
 
 [[gnu::noinline]] inline void decode_moments(std::byte const* exp_avg, std::byte const* exp_avg_sq, std::size_t groups,
-                                             float* m, float* v, std::uint32_t prefetch_bytes) noexcept
+                                             float* m, float* v, prefetch_distances const& ahead) noexcept
 {
     code_constants const constants = make_code_constants();
     for (std::size_t g = 0; g < groups; ++g) {
         std::byte const* const m_group = exp_avg + g * sizeof(quantized8);
         std::byte const* const v_group = exp_avg_sq + g * sizeof(quantized8);
-        __builtin_prefetch(m_group + prefetch_bytes);
-        __builtin_prefetch(v_group + prefetch_bytes);
+        __builtin_prefetch(m_group + ahead.exp_avg);
+        __builtin_prefetch(v_group + ahead.exp_avg_sq);
         simd::f32 const m_scale = simd::set(scale_at(m_group));
         simd::f32 const v_scale = simd::set(scale_at(v_group));
         for (std::size_t k = 0; k < quantized_group_elems; k += simd::lanes) {
@@ -237,8 +237,8 @@ template <tracking Tracking, class Param, class Grad, class WeightOut>
         std::byte* const param = a.param + group_begin * sizeof(Param);
         std::byte* const exp_avg = a.exp_avg + group_begin / quantized_group_elems * sizeof(quantized8);
         std::byte* const exp_avg_sq = a.exp_avg_sq + group_begin / quantized_group_elems * sizeof(quantized8);
-        __builtin_prefetch(exp_avg + access.prefetch_bytes);
-        __builtin_prefetch(exp_avg_sq + access.prefetch_bytes);
+        __builtin_prefetch(exp_avg + access.ahead.exp_avg);
+        __builtin_prefetch(exp_avg_sq + access.ahead.exp_avg_sq);
         float const m_scale = scale_at(exp_avg);
         float const v_scale = scale_at(exp_avg_sq);
         bool const scales_are_ordinary = m_scale >= 0 && m_scale < 1 && v_scale >= 0x1p-81f && v_scale < 1;
@@ -255,10 +255,10 @@ template <tracking Tracking, class Param, class Grad, class WeightOut>
         ADAMANT_UNROLL
         for (std::size_t k = 0; k < code_vectors; k += line_vectors) {
             std::size_t const in_group = k * simd::lanes;
-            prefetch<Param, line_vectors>(param + in_group * sizeof(Param), access.prefetch_bytes);
+            prefetch<Param, line_vectors>(param + in_group * sizeof(Param), access.ahead.param);
             if constexpr (is_split<Param>)
                 prefetch<bfloat16, line_vectors>(a.weight_out + (group_begin + in_group) * sizeof(bfloat16),
-                                                 access.prefetch_bytes);
+                                                 access.ahead.weight_out);
             simd::f32 g[line_vectors];
             simd::f32 p[line_vectors];
             load_grads<false>(a.grad, group_begin + in_group, access, Grad{}, g);

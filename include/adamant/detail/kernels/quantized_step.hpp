@@ -23,7 +23,7 @@ inline constexpr bool is_quantized = std::is_same_v<Moment, quantized8>;
 // Decodes and encodes whole groups. `line` is relative to the first element of the groups; both moments use it.
 struct quantized_codec {
     void (*decode)(std::byte const* exp_avg, std::byte const* exp_avg_sq, std::size_t groups, float* m, float* v,
-                   std::uint32_t prefetch_bytes) noexcept;
+                   prefetch_distances const& ahead) noexcept;
     void (*encode)(float const* m, float const* v, std::size_t groups, bool stochastic, rounding_line const& line,
                    std::byte* exp_avg, std::byte* exp_avg_sq) noexcept;
 };
@@ -59,7 +59,7 @@ inline std::uint64_t step_decoded(step_pointers const& a, std::size_t i, std::si
     std::byte* const exp_avg = a.exp_avg + array_bytes(dtype::quantized8, i);
     std::byte* const exp_avg_sq = a.exp_avg_sq + array_bytes(dtype::quantized8, i);
     std::size_t const groups = (n + quantized_group_elems - 1) / quantized_group_elems;
-    paths.codec.decode(exp_avg, exp_avg_sq, groups, m, v, access.prefetch_bytes);
+    paths.codec.decode(exp_avg, exp_avg_sq, groups, m, v, access.ahead);
     step_pointers const stretch{a.param + i * paths.param_bytes,
                                 a.grad + i * paths.grad_bytes,
                                 reinterpret_cast<std::byte*>(m),
@@ -117,7 +117,7 @@ inline std::uint64_t quantized_step(step_pointers const& a, std::size_t begin, s
 namespace scalar {
 
 inline void decode_moments(std::byte const* exp_avg, std::byte const* exp_avg_sq, std::size_t groups, float* m,
-                           float* v, std::uint32_t) noexcept
+                           float* v, prefetch_distances const&) noexcept
 {
     for (std::size_t g = 0; g < groups; ++g) {
         decode_exp_avg(exp_avg + g * sizeof(quantized8), m + g * quantized_group_elems);

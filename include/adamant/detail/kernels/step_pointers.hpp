@@ -39,15 +39,23 @@ struct step_pointers {
     state_copies const* copies = nullptr; // ignored for 8-bit moments and where records are codes
 };
 
+// How far past the element that it steps a kernel prefetches each array, in bytes. Prefetching past the end of an array
+// is harmless.
+struct prefetch_distances {
+    std::ptrdiff_t param, grad, exp_avg, exp_avg_sq, weight_out;
+    [[nodiscard]] constexpr bool operator==(prefetch_distances const&) const noexcept = default;
+};
+
 // How a step accesses memory, which affects its speed and never its bits; and what the arrays hold.
 struct memory_access {
     bool stream = false;          // store weight_out and records past the caches; see offload_shard::copies_state()
+    bool fences = true;           // kernels that stream end with a fence; if not, the caller calls stream_fence()
     bool native_bfloat16 = false; // set only by the kernels of AVX512_BF16
-    std::uint32_t prefetch_bytes = default_prefetch_bytes; // prefetching past the end of an array is harmless
+    prefetch_distances ahead;
     bool param_is_old = false; // for rollback_function: param holds the values before the step
     dtype grad = dtype::none;  // for recorded_step_function: type of grad; none: the shard's
     constexpr memory_access(bool stream_weight_out, std::uint32_t ahead_bytes = default_prefetch_bytes) noexcept
-        : stream(stream_weight_out), prefetch_bytes(ahead_bytes)
+        : stream(stream_weight_out), ahead{ahead_bytes, ahead_bytes, ahead_bytes, ahead_bytes, ahead_bytes}
     {
     }
 };
@@ -149,8 +157,8 @@ struct changed_weights_out {
 // If there is no room for all, returns false: then the first ones are written, and their words are cleared.
 // prefetch_words: how far beyond the words that are read others are prefetched, also beyond the n words.
 using collect_changes_function = bool (*)(std::uint64_t* words, std::size_t n, std::size_t prefetch_words,
-                                          std::byte const* weights, std::size_t weight_bytes,
-                                          std::uint64_t first_index, bool clear, changed_weights_out& out) noexcept;
+                                          std::byte const* weights, std::size_t weight_bytes, std::uint64_t first_index,
+                                          bool clear, changed_weights_out& out) noexcept;
 
 // The bits of the largest magnitude of n gradients, as a float; at least those of infinity if one is not finite.
 using largest_bits_function = std::uint32_t (*)(std::byte const* grad, std::size_t n) noexcept;

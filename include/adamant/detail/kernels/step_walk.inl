@@ -138,7 +138,7 @@ ADAMANT_SIMD std::uint64_t step_line(step_pointers const& a, std::size_t begin, 
     no_record none;
     std::uint64_t const nonfinite = step_stretch(a, begin, head, end, c, access,
                                                  paths_for<Param, Grad, ExpAvg, ExpAvgSq, WeightOut, no_record>, none);
-    if (access.stream)
+    if (access.stream && access.fences)
         simd::stream_fence();
     return nonfinite;
 }
@@ -155,7 +155,7 @@ std::uint64_t fused_step(step_pointers const& a, std::size_t begin, std::size_t 
         std::uint64_t const nonfinite = quantized_step(
             a, begin, end, c, access,
             quantized_paths_for<Param, Grad, WeightOut>(fused_step<Param, Grad, float, float, WeightOut>));
-        if (access.stream)
+        if (access.stream && access.fences)
             simd::stream_fence();
         return nonfinite;
     } else {

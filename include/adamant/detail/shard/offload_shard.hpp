@@ -297,7 +297,7 @@ private:
             arrays.copies = &state;
             function(arrays, 0, n, c, access);
         }
-        if (access.stream)
+        if (access.stream && access.fences)
             stream_fence();
         return record + copies_bytes(n);
     }

@@ -9,7 +9,9 @@
 #include <adamant/hyperparameters.hpp>
 #include <adamant/shard.hpp>
 #include <adamant/step.hpp>
+#include <adamant/detail/core/stream_copy.hpp>
 #include <adamant/detail/numerics/float_mode.hpp>
+#include <adamant/detail/step/large_pieces.hpp>
 #include <adamant/detail/step/small_pieces.hpp>
 #include <adamant/detail/step/step_elements.hpp>
 
@@ -40,22 +42,24 @@ ADAMANT_DECL step_report step(executor const& cpu, shard_list const& shards,
         detail::throw_invalid_argument({"cannot step a list with ", shards.groups(),
                                         " parameter groups: coefficients were passed for ", group_coefficients.size(),
                                         ". Pass coefficients for each group."});
-    kernel::memory_access const access{shards.elements() >= stream_weight_out_from_elems, cpu.prefetch_bytes()};
+    kernel::memory_access access{shards.elements() >= stream_weight_out_from_elems, cpu.prefetch_bytes()};
+    access.fences = false; // once for all shards
     std::atomic<std::uint64_t> nonfinite{0};
     // Shards are laid end to end, each padded to a granule; for_each_piece() skips the padding.
     unsigned const threads = cpu.for_each_slice(shards.granules() * granule_elems, [&](slice part) {
         float_mode_scope const mode(subnormals::flushed); // set once for all shards
-        std::uint64_t large_nonfinite = 0;
-        detail::small_pieces pieces(cpu.tier(), group_coefficients);
+        detail::small_pieces small(cpu.tier(), group_coefficients);
+        detail::large_pieces large(cpu.tier(), group_coefficients, access, shards.elements());
         shards.for_each_piece(part.begin / granule_elems, part.end / granule_elems,
                               [&](grouped_shard const& s, std::size_t begin, std::size_t end) {
-                                  if (pieces.can_take(s, end - begin))
-                                      pieces.add(s, begin, end);
+                                  if (small.can_take(s, end - begin))
+                                      small.add(s, begin, end);
                                   else
-                                      large_nonfinite += detail::step_elements(s.shard, cpu.tier(), begin, end,
-                                                                               group_coefficients[s.group], access);
+                                      large.add(s, begin, end);
                               });
-        nonfinite.fetch_add(large_nonfinite + pieces.finish(), std::memory_order_relaxed);
+        nonfinite.fetch_add(large.finish() + small.finish(), std::memory_order_relaxed);
+        if (access.stream)
+            detail::stream_fence();
     });
     return {shards.elements(), shards.bytes_moved(), nonfinite.load(std::memory_order_relaxed), cpu.tier(), threads};
 }
