@@ -103,7 +103,7 @@ void move_beside_groups(std::byte* const* arrays, std::size_t begin, std::size_t
 // One line of the array with the smallest elements, and as many elements of the others, in turn: more of each at a time
 // is slower, by 6% in float32. Reading all of a turn before writing any of it is faster, by 2% on an Ice Lake.
 template <std::size_t Param, std::size_t Grad, std::size_t Moment, std::size_t WeightOut, stores Stores,
-          bool ReadsWeights>
+          bool ReadsWeights, bool Fences>
 void move_bytes(std::byte* const* arrays, std::size_t begin, std::size_t end, std::size_t prefetch_bytes)
 {
     constexpr bool stream = Stores == stores::all_streamed;
@@ -127,7 +127,7 @@ void move_bytes(std::byte* const* arrays, std::size_t begin, std::size_t end, st
                 put<Stores != stores::cached>(arrays[4] + i * WeightOut + offset, reg{});
         }
     }
-    if constexpr (Stores != stores::cached)
+    if constexpr (Stores != stores::cached && Fences)
         ADAMANT_BENCH_FENCE(); // as the step does: streamed stores count when they are on their way to memory
 }
 

@@ -25,6 +25,7 @@
 
 #include <adamant/optimizer.hpp>
 #include <adamant/shard.hpp>
+#include <adamant/detail/core/stream_copy.hpp>
 
 #include "arrays.hpp"
 #include "limit.hpp"
@@ -106,8 +107,9 @@ void move_shards(executor const& cpu, std::vector<adamant::any_shard> const& par
             }
             if (!aligned)
                 end = std::min(end, in_whole_lines);
-            limit::move_bytes<4, 2, 4, 2, Stores>(arrays, begin, end, 0);
+            limit::move_bytes<4, 2, 4, 2, Stores, false, false>(arrays, begin, end, 0);
         }
+        adamant::detail::stream_fence();
     });
 }
 
