@@ -126,8 +126,8 @@ template <std::size_t Param, std::size_t Grad, std::size_t Moment, std::size_t W
 void move_bytes(std::byte* const* arrays, std::size_t begin, std::size_t end, std::size_t prefetch_bytes)
 {
     if constexpr (Moment == in_groups) {
-        ADAMANT_BENCH_WIDEST(
-            move_beside_groups<Param, Grad, WeightOut, Stores, ReadsWeights>(arrays, begin, end, prefetch_bytes))
+        ADAMANT_BENCH_WIDEST(move_beside_groups<Param, Grad, WeightOut, Stores, ReadsWeights, Fences>(
+            arrays, begin, end, prefetch_bytes))
     } else {
         ADAMANT_BENCH_WIDEST(move_bytes<Param, Grad, Moment, WeightOut, Stores, ReadsWeights, Fences>(
             arrays, begin, end, prefetch_bytes))

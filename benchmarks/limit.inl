@@ -65,7 +65,7 @@ constexpr std::size_t lines_of_groups(std::size_t elems)
 {
     return elems / 64 * 68 / 64;
 }
-template <std::size_t Param, std::size_t Grad, std::size_t WeightOut, stores Stores, bool ReadsWeights>
+template <std::size_t Param, std::size_t Grad, std::size_t WeightOut, stores Stores, bool ReadsWeights, bool Fences>
 void move_beside_groups(std::byte* const* arrays, std::size_t begin, std::size_t end, std::size_t prefetch_bytes)
 {
     constexpr bool stream = Stores == stores::all_streamed;
@@ -96,7 +96,7 @@ void move_beside_groups(std::byte* const* arrays, std::size_t begin, std::size_t
             ++line;
         }
     }
-    if constexpr (Stores != stores::cached)
+    if constexpr (Stores != stores::cached && Fences)
         ADAMANT_BENCH_FENCE();
 }
 

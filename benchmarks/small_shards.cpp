@@ -73,8 +73,8 @@ struct tensor {
 };
 
 // A step's bytes moved shard by shard, in the list's order and cut as its step is, without arithmetic: what memory
-// allows where shards lie like that. Where an array does not begin at a cache line, its whole lines are moved, and each
-// line at its ends is touched.
+// allows where shards lie like that. If an array does not begin at a cache line, its whole lines are moved, and one
+// byte of each other line.
 template <limit::stores Stores>
 void move_shards(executor const& cpu, std::vector<adamant::any_shard> const& parts)
 {

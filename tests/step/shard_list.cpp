@@ -3,6 +3,7 @@
 #include <atomic>
 #include <cmath>
 #include <cstring>
+#include <utility>
 
 #include <adamant/adamant.hpp>
 
@@ -184,9 +185,10 @@ TEST_CASE("thousands of shards of a few elements have the bits of each stepped a
     }
 }
 
-TEST_CASE("shards all over memory have the bits of each stepped alone, in lists of every size")
+TEST_CASE("shards all over memory have the bits of each stepped alone, in large lists")
 {
-    // As many elements as the last-level cache holds, and more, from which on weights are written past the caches.
+    // Each list is just large enough for its shards to prefetch the next: shards of 1024 elements in the first list, of
+    // 256 in the second, which also writes weights past the caches.
     for (std::size_t const elements : {(std::size_t{1} << 18) + 1, stream_weight_out_from_elems + 1}) {
         test::random_bits random(elements);
         std::vector<mixed_tensor> mixed, mixed_alone;
@@ -233,13 +235,21 @@ TEST_CASE("shards all over memory have the bits of each stepped alone, in lists 
     }
 }
 
-TEST_CASE("a list of small shards of any format has the bits of each stepped alone")
+TEST_CASE("a list of shards of any format has the bits of each stepped alone")
 {
     executor const cpu({.threads = 1});
     test::random_bits random(12);
+    std::vector<std::size_t> const small{1, 3, 17, 63, 64, 200};
+    std::vector<std::size_t> const large{1024, 120000, 1500, 64, 5, 140000, 4097}; // shards prefetch the next
+    std::vector<std::pair<shard_format, std::vector<std::size_t>>> lists;
     for (shard_format const& format : all_formats()) {
+        lists.emplace_back(format, small);
+        if (random.below(4) == 0) // of every format they would take seconds
+            lists.emplace_back(format, large);
+    }
+    for (auto const& [format, sizes] : lists) {
         std::vector<std::vector<test::array>> together, alone;
-        for (std::size_t const n : {1u, 3u, 17u, 63u, 64u, 200u}) {
+        for (std::size_t const n : sizes) {
             std::vector<test::array> arrays;
             for (std::size_t a = 0; a < shard_arrays; ++a) {
                 arrays.emplace_back(format.types[a], n, a); // misaligned

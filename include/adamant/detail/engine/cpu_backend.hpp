@@ -191,7 +191,7 @@ public:
         mark_as_used(member);
         float_mode_scope const mode(subnormals::flushed); // once for all blocks
         kernel::memory_access access{elements_ >= stream_weight_out_from_elems, cpu_.prefetch_bytes()};
-        access.fences = false; // once for all blocks, too
+        access.fences = false; // one for all blocks, too
         scratch_block scratch;
         for (entry const* e = entry_of(begin); begin < end; ++e) {
             std::size_t const stop = std::min(end, e->end);

@@ -49,7 +49,7 @@ struct prefetch_distances {
 // How a step accesses memory, which affects its speed and never its bits; and what the arrays hold.
 struct memory_access {
     bool stream = false;          // store weight_out and records past the caches; see offload_shard::copies_state()
-    bool fences = true;           // kernels that stream end with a fence; if not, the caller calls stream_fence()
+    bool fences = true;           // a kernel that streams ends with a fence; if false, the caller must stream_fence()
     bool native_bfloat16 = false; // set only by the kernels of AVX512_BF16
     prefetch_distances ahead;
     bool param_is_old = false; // for rollback_function: param holds the values before the step
@@ -155,7 +155,7 @@ struct changed_weights_out {
 // Writes the indices of the bits that are set in n words, plus first_index, and the weights with these indices from the
 // array `weights`, whose elements have weight_bytes bytes, 2 or 4. clear: clears the words. `out` is then what follows.
 // If there is no room for all, returns false: then the first ones are written, and their words are cleared.
-// prefetch_words: how far beyond the words that are read others are prefetched, also beyond the n words.
+// prefetch_words: prefetch distance, in words; it may lead beyond the n words.
 using collect_changes_function = bool (*)(std::uint64_t* words, std::size_t n, std::size_t prefetch_words,
                                           std::byte const* weights, std::size_t weight_bytes, std::uint64_t first_index,
                                           bool clear, changed_weights_out& out) noexcept;

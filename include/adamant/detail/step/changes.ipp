@@ -145,9 +145,9 @@ std::size_t collect_changed_weights(executor const& cpu, tracked_weights const& 
         // No position depends on what another thread finds, so nothing is counted before.
         kernel::changed_weights_out out = out_from(0, indices.size());
         bool fits = true;
-        constexpr std::size_t ahead = 256;
+        constexpr std::size_t prefetch_words = 256;
         parts.for_each(
-            [&](std::size_t, std::size_t word, std::size_t n) { fits = fits && collect(word, n, ahead, out); },
+            [&](std::size_t, std::size_t word, std::size_t n) { fits = fits && collect(word, n, prefetch_words, out); },
             bytes_each);
         std::size_t const written = indices.size() - out.room;
         if (fits)
@@ -156,8 +156,8 @@ std::size_t collect_changed_weights(executor const& cpu, tracked_weights const& 
         return count_changed_weights(cpu, tracked);
     }
     // Each part is counted, which reads its bits into the cache, and collected as soon as those before it are counted.
-    // Counting alone would only wait for memory, so the bits of the part that this thread takes next, as far as can be
-    // foreseen, are prefetched while this one is collected.
+    // Counting alone would only wait for memory. So while a part is collected, the bits of the part that this thread
+    // probably takes next are prefetched.
     std::size_t const next_part = cpu.threads() * changed_parts::part_words;
     // ends[part]: number of changes up to the part's end, plus 1; 0 before it is known.
     std::vector<std::atomic<std::size_t>> ends(parts.count());

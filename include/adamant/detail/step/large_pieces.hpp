@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Steps pieces of many shards one after the other, and prefetches from each the next.
+// Steps pieces of many shards, each of which prefetches the next.
 #pragma once
 
 #include <algorithm>
@@ -15,10 +15,9 @@
 ADAMANT_BEGIN_NAMESPACE
 namespace detail {
 
-// Kernels prefetch some kilobytes ahead. At the end of a piece that is beyond its arrays, and if the next piece is
-// elsewhere, its first elements are not prefetched. So a piece is stepped when the next one is known, and its last
-// elements are stepped with the distances to that one's first. This takes 0.9 of the time for shards of 4096 elements
-// in random order.
+// Kernels prefetch some kilobytes ahead, so at the end of a piece they prefetch what follows its arrays in memory,
+// which need not be the next piece. Therefore each piece waits for the next, and while its last elements are stepped,
+// the first elements of the next are prefetched. Shards of 4096 elements in random order take 0.9 of the time.
 class large_pieces {
 public:
     // elements: of the whole list.
@@ -49,7 +48,8 @@ public:
 
 private:
     static constexpr std::size_t never = std::numeric_limits<std::size_t>::max();
-    // It takes some 50 ns to find the distances. So that pays from the fewer elements on, the farther away they are.
+    // Computing the distances takes some 50 ns. Out of cache that pays for smaller pieces than in the last-level cache,
+    // and in a core's own caches for none. Measured on a Xeon with AVX-512.
     [[nodiscard]] static std::size_t shortest_that_waits(std::size_t elements) noexcept
     {
         return elements >= stream_weight_out_from_elems ? 256 : elements >= std::size_t{1} << 18 ? 1024 : never;
@@ -64,7 +64,7 @@ private:
     void step_waiting(piece const& next) noexcept
     {
         std::size_t const elems = waiting_.end - waiting_.begin;
-        // Float arrays are prefetched exactly to their end then, and those of smaller elements somewhat beyond it.
+        // Up to `last` float arrays are prefetched exactly to their end, and those of smaller elements beyond it.
         std::size_t const ahead = static_cast<std::size_t>(access_.ahead.param) / sizeof(float);
         std::size_t last = waiting_.begin + (elems < ahead ? 0 : (elems - ahead) / granule_elems * granule_elems);
         if (bytes_from(waiting_.end, next) == kernel::prefetch_distances{})

@@ -43,7 +43,7 @@ ADAMANT_DECL step_report step(executor const& cpu, shard_list const& shards,
                                         " parameter groups: coefficients were passed for ", group_coefficients.size(),
                                         ". Pass coefficients for each group."});
     kernel::memory_access access{shards.elements() >= stream_weight_out_from_elems, cpu.prefetch_bytes()};
-    access.fences = false; // once for all shards
+    access.fences = false; // each thread has one fence for all its shards
     std::atomic<std::uint64_t> nonfinite{0};
     // Shards are laid end to end, each padded to a granule; for_each_piece() skips the padding.
     unsigned const threads = cpu.for_each_slice(shards.granules() * granule_elems, [&](slice part) {
