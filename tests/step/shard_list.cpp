@@ -247,9 +247,10 @@ TEST_CASE("a list of shards of any format has the bits of each stepped alone")
         if (random.below(4) == 0) // of every format they would take seconds
             lists.emplace_back(format, large);
     }
-    for (auto const& [format, sizes] : lists) {
+    for (auto const& list : lists) {
+        shard_format const& format = list.first; // Clang 14 refuses a lambda that uses a structured binding
         std::vector<std::vector<test::array>> together, alone;
-        for (std::size_t const n : sizes) {
+        for (std::size_t const n : list.second) {
             std::vector<test::array> arrays;
             for (std::size_t a = 0; a < shard_arrays; ++a) {
                 arrays.emplace_back(format.types[a], n, a); // misaligned

@@ -48,16 +48,16 @@ ADAMANT_DECL step_report step(executor const& cpu, shard_list const& shards,
     // Shards are laid end to end, each padded to a granule; for_each_piece() skips the padding.
     unsigned const threads = cpu.for_each_slice(shards.granules() * granule_elems, [&](slice part) {
         float_mode_scope const mode(subnormals::flushed); // set once for all shards
-        detail::small_pieces small(cpu.tier(), group_coefficients);
-        detail::large_pieces large(cpu.tier(), group_coefficients, access, shards.elements());
+        detail::small_pieces batched(cpu.tier(), group_coefficients);
+        detail::large_pieces pipelined(cpu.tier(), group_coefficients, access, shards.elements());
         shards.for_each_piece(part.begin / granule_elems, part.end / granule_elems,
                               [&](grouped_shard const& s, std::size_t begin, std::size_t end) {
-                                  if (small.can_take(s, end - begin))
-                                      small.add(s, begin, end);
+                                  if (batched.can_take(s, end - begin))
+                                      batched.add(s, begin, end);
                                   else
-                                      large.add(s, begin, end);
+                                      pipelined.add(s, begin, end);
                               });
-        nonfinite.fetch_add(large.finish() + small.finish(), std::memory_order_relaxed);
+        nonfinite.fetch_add(pipelined.finish() + batched.finish(), std::memory_order_relaxed);
         if (access.stream)
             detail::stream_fence();
     });
