@@ -335,13 +335,19 @@ TEST_CASE("changed weights are collected with their indices and values, and clea
     for (std::size_t round = 0; round < 60; ++round) {
         std::size_t const n = round % 10 == 0 ? 300000 + random.below(300000) : random.below(2000);
         tracked_arrays arrays(*formats[random.below(formats.size())], n, test::values::ordinary, random);
-        std::size_t const share = random.below(5); // none, one of 128, half, all, another one for each word
+        // none, one of 128, half, all, another one for each word, at most one in each byte
+        std::size_t const share = random.below(6);
         for (std::size_t w = 1; w + 1 < arrays.words.size(); ++w) {
             arrays.words[w] = share == 0 ? 0 : share == 3 ? ~std::uint64_t{0} : random();
             for (int k = 0; k < 6 && share == 1; ++k)
                 arrays.words[w] &= random();
             for (std::size_t k = random.below(4); k != 0 && share == 4; --k)
                 arrays.words[w] = random.below(2) == 0 ? arrays.words[w] & random() : arrays.words[w] | random();
+            if (share == 5) {
+                arrays.words[w] = 0;
+                for (unsigned byte = 0; byte < 8; ++byte)
+                    arrays.words[w] |= (random.below(2) << random.below(8)) << 8 * byte;
+            }
         }
         if (n % 64 != 0 && share != 3) // bits of no element
             arrays.words[arrays.words.size() - 2] &= (std::uint64_t{1} << n % 64) - 1;

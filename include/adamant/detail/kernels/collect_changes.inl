@@ -1,18 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
-// Counts and collects changed weights. detail/kernels/collect_kernels.hpp includes it once per instruction set, and once more
-// with ADAMANT_VBMI2 inside a region for AVX512_VBMI2.
+// Counts and collects changed weights. detail/kernels/collect_kernels.hpp includes it once per instruction set, and
+// once more with ADAMANT_VBMI2 inside a region for AVX512_VBMI2.
 
-// Numbers of the bits of words `begin` to `end`, counted from word 0. They are found and not yet in the caller's arrays.
+// Words that are searched together, and the most of them that are searched in one step.
+inline constexpr std::size_t words_together = 256;
+inline constexpr std::size_t step_words = 8;
+
+// Numbers of the bits of words `begin` to `end`, counted from word 0. They are found and not yet in the caller's
+// arrays.
 struct bit_buffer {
-    static constexpr std::size_t full = 1024; // and up to one word more
-    alignas(64) std::uint32_t bits[full + changed_word_elems];
+    static constexpr std::size_t full = 1024; // and up to one step more
+    alignas(64) std::uint32_t bits[full + step_words * changed_word_elems];
     std::size_t count = 0;
     std::size_t begin = 0;
     std::size_t end = 0;
 };
-
-// Words that are searched together: a multiple of 8.
-inline constexpr std::size_t words_together = 256;
 
 #if defined(ADAMANT_VBMI2)
 
@@ -27,17 +29,25 @@ inline std::size_t count_changes(std::uint64_t const* words, std::size_t n) noex
     return static_cast<std::size_t>(_mm512_reduce_add_epi64(counts));
 }
 
-// Writes the numbers of the bits that are set in a word, which is not zero, and returns where they end. first: the
-// number of its lowest bit. Has no branch for up to 16 bits.
+// The numbers 0 to 63.
+ADAMANT_SIMD __m512i byte_numbers()
+{
+    return _mm512_set_epi64(0x3f3e3d3c3b3a3938, 0x3736353433323130, 0x2f2e2d2c2b2a2928, 0x2726252423222120,
+                            0x1f1e1d1c1b1a1918, 0x1716151413121110, 0x0f0e0d0c0b0a0908, 0x0706050403020100);
+}
+ADAMANT_SIMD __m512i first_bytes(__m512i x)
+{
+    return _mm512_cvtepu8_epi32(_mm512_castsi512_si128(x));
+}
+
+// Writes the numbers of the bits that are set in a word, and returns where they end. first: the number of its lowest
+// bit. Has no branch for up to 16 bits.
 ADAMANT_SIMD std::uint32_t* append_bits(std::uint32_t* target, std::uint64_t word, std::uint32_t first)
 {
-    __m512i const all =
-        _mm512_set_epi64(0x3f3e3d3c3b3a3938, 0x3736353433323130, 0x2f2e2d2c2b2a2928, 0x2726252423222120,
-                         0x1f1e1d1c1b1a1918, 0x1716151413121110, 0x0f0e0d0c0b0a0908, 0x0706050403020100);
     __m512i const firsts = _mm512_set1_epi32(static_cast<int>(first));
-    __m512i const set = _mm512_maskz_compress_epi8(word, all);
+    __m512i const set = _mm512_maskz_compress_epi8(word, byte_numbers());
     auto const count = static_cast<std::size_t>(__builtin_popcountll(word));
-    _mm512_storeu_si512(target, _mm512_add_epi32(firsts, _mm512_cvtepu8_epi32(_mm512_castsi512_si128(set))));
+    _mm512_storeu_si512(target, _mm512_add_epi32(firsts, first_bytes(set)));
     if (count <= 16) [[likely]]
         return target + count;
     _mm512_storeu_si512(target + 16, _mm512_add_epi32(firsts, _mm512_cvtepu8_epi32(_mm512_extracti32x4_epi32(set, 1))));
@@ -47,23 +57,54 @@ ADAMANT_SIMD std::uint32_t* append_bits(std::uint32_t* target, std::uint64_t wor
     _mm512_storeu_si512(target + 48, _mm512_add_epi32(firsts, _mm512_cvtepu8_epi32(_mm512_extracti32x4_epi32(set, 3))));
     return target + count;
 }
-// Lists the numbers, from `first` on, of up to words_together words that are not zero. Returns how many there are.
-ADAMANT_SIMD std::size_t list_words(std::uint64_t const* words, std::size_t n, std::uint32_t first,
-                                    std::uint32_t* numbers)
-{
-    std::size_t count = 0;
-    __m256i next =
-        _mm256_add_epi32(_mm256_set1_epi32(static_cast<int>(first)), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
-    for (std::size_t w = 0; w < n; w += 8) {
-        auto const mask = static_cast<__mmask8>(n - w < 8 ? (1u << (n - w)) - 1 : 0xffu);
-        __m512i const eight = _mm512_maskz_loadu_epi64(mask, words + w);
-        __mmask8 const nonzero = _mm512_test_epi64_mask(eight, eight);
-        _mm256_storeu_si256(reinterpret_cast<__m256i_u*>(numbers + count), _mm256_maskz_compress_epi32(nonzero, next));
-        count += static_cast<std::size_t>(__builtin_popcount(nonzero));
-        next = _mm256_add_epi32(next, _mm256_set1_epi32(8));
+
+// Finds the bits of `n` words from number `begin` on. A step searches 8 of them.
+class word_search {
+public:
+    static constexpr bool prefetches_words = false; // but each of the bits found
+
+    ADAMANT_SIMD word_search(std::uint64_t const* words, std::size_t begin, std::size_t n)
+        : words_(words), begin_(begin), n_(n)
+    {
     }
-    return count;
-}
+    [[nodiscard]] ADAMANT_SIMD std::size_t steps() const { return (n_ + step_words - 1) / step_words; }
+    // How many of some values to copy in each step.
+    [[nodiscard]] ADAMANT_SIMD std::size_t copies_a_step(std::size_t values) const
+    {
+        return steps() == 0 ? 0 : values / steps();
+    }
+    // Number of the first word of a step.
+    [[nodiscard]] ADAMANT_SIMD std::size_t word(std::size_t step) const { return begin_ + step * step_words; }
+    // Writes the numbers of the bits that a step finds, and returns where they end.
+    [[nodiscard]] ADAMANT_SIMD std::uint32_t* append(std::size_t step, std::uint32_t* target) const
+    {
+        std::size_t const left = n_ - step * step_words;
+        std::uint64_t const* const own = words_ + word(step);
+        auto const first = static_cast<std::uint32_t>(word(step) * changed_word_elems);
+        auto const valid = static_cast<__mmask8>(left < step_words ? (1u << left) - 1 : 0xffu);
+        __m512i const bytes = _mm512_maskz_loadu_epi64(valid, own);
+        __m512i const minus_one = _mm512_sub_epi8(bytes, _mm512_set1_epi8(1)); // if one bit is set, all bits below it
+        __mmask64 const nonzero = _mm512_test_epi8_mask(bytes, bytes);
+        auto const count = static_cast<std::size_t>(__builtin_popcountll(nonzero));
+        // At a percent of changes, no byte has two bits in six of seven steps.
+        if (_mm512_mask_test_epi8_mask(nonzero, bytes, minus_one) == 0 && count <= 16) [[likely]] {
+            __m512i const below = _mm512_popcnt_epi32(first_bytes(_mm512_maskz_compress_epi8(nonzero, minus_one)));
+            __m512i const byte = first_bytes(_mm512_maskz_compress_epi8(nonzero, byte_numbers()));
+            __m512i const bit = _mm512_add_epi32(_mm512_slli_epi32(byte, 3), below);
+            _mm512_storeu_si512(target, _mm512_add_epi32(bit, _mm512_set1_epi32(static_cast<int>(first))));
+            return target + count;
+        }
+        for (std::size_t w = 0; w < step_words && w < left; ++w)
+            target = append_bits(target, own[w], first + static_cast<std::uint32_t>(w * changed_word_elems));
+        return target;
+    }
+    ADAMANT_SIMD static void prefetch_word(std::size_t, std::byte const*, std::size_t) {}
+
+private:
+    std::uint64_t const* words_;
+    std::size_t begin_;
+    std::size_t n_;
+};
 
 #else
 
@@ -92,17 +133,45 @@ ADAMANT_SIMD std::uint32_t* append_bits(std::uint32_t* target, std::uint64_t wor
         *target = first + static_cast<std::uint32_t>(__builtin_ctzll(left));
     return end;
 }
-// Lists the numbers, from `first` on, of up to words_together words that are not zero. Returns how many there are.
-ADAMANT_SIMD std::size_t list_words(std::uint64_t const* words, std::size_t n, std::uint32_t first,
-                                    std::uint32_t* numbers)
-{
-    std::size_t count = 0;
-    for (std::size_t w = 0; w < n; ++w) {
-        numbers[count] = first + static_cast<std::uint32_t>(w);
-        count += words[w] != 0 ? 1 : 0;
+
+// Finds the bits of `n` words from number `begin` on. A step searches one that is not zero: at a percent of changes
+// half of them are zero, and a branch on that would be mispredicted.
+class word_search {
+public:
+    static constexpr bool prefetches_words = true;
+
+    ADAMANT_SIMD word_search(std::uint64_t const* words, std::size_t begin, std::size_t n) : words_(words)
+    {
+        for (std::size_t w = begin; w < begin + n; ++w) {
+            nonzero_[steps_] = static_cast<std::uint32_t>(w);
+            steps_ += words[w] != 0 ? 1 : 0;
+        }
     }
-    return count;
-}
+    [[nodiscard]] ADAMANT_SIMD std::size_t steps() const { return steps_; }
+    // How many of some values to copy in each step: a constant, since a loop that ends after the branches of
+    // append_bits() would be mispredicted.
+    [[nodiscard]] ADAMANT_SIMD static constexpr std::size_t copies_a_step(std::size_t) { return 2; }
+    // Number of the word of a step.
+    [[nodiscard]] ADAMANT_SIMD std::size_t word(std::size_t step) const { return nonzero_[step]; }
+    // Writes the numbers of the bits that a step finds, and returns where they end.
+    [[nodiscard]] ADAMANT_SIMD std::uint32_t* append(std::size_t step, std::uint32_t* target) const
+    {
+        return append_bits(target, words_[word(step)], static_cast<std::uint32_t>(word(step) * changed_word_elems));
+    }
+    // Prefetches the cache lines of the first and the last weight that a step finds.
+    ADAMANT_SIMD void prefetch_word(std::size_t step, std::byte const* weights, std::size_t weight_bytes) const
+    {
+        std::uint64_t const bits = words_[word(step)];
+        std::byte const* const own = weights + word(step) * changed_word_elems * weight_bytes;
+        __builtin_prefetch(own + static_cast<std::size_t>(__builtin_ctzll(bits)) * weight_bytes);
+        __builtin_prefetch(own + static_cast<std::size_t>(63 ^ __builtin_clzll(bits)) * weight_bytes);
+    }
+
+private:
+    std::uint64_t const* words_;
+    std::uint32_t nonzero_[words_together];
+    std::size_t steps_ = 0;
+};
 
 #endif
 
@@ -116,19 +185,12 @@ struct collected_arrays {
     changed_weights_out out;
 };
 
-// Appends the bits of word w, and prefetches the cache lines of its first and its last weight. Value: an unsigned
-// integer of a weight's size, or void if no values are collected.
+// Value: an unsigned integer of a weight's size, or void if no values are collected.
 template <class Value>
-ADAMANT_SIMD std::uint32_t* find_bits(collected_arrays const& a, std::size_t w, std::uint32_t* target)
+ADAMANT_SIMD void prefetch_value(collected_arrays const& a, bit_buffer const& buffer, std::size_t i)
 {
-    std::uint64_t const word = a.words[w];
-    auto const first = static_cast<std::uint32_t>(w * changed_word_elems);
-    if constexpr (!std::is_void_v<Value>) {
-        std::byte const* const own = a.weights + std::size_t{first} * sizeof(Value);
-        __builtin_prefetch(own + static_cast<std::size_t>(__builtin_ctzll(word)) * sizeof(Value));
-        __builtin_prefetch(own + static_cast<std::size_t>(63 ^ __builtin_clzll(word)) * sizeof(Value));
-    }
-    return append_bits(target, word, first);
+    if constexpr (!std::is_void_v<Value> && !word_search::prefetches_words)
+        __builtin_prefetch(a.weights + std::size_t{buffer.bits[i]} * sizeof(Value));
 }
 template <class Value>
 ADAMANT_SIMD void copy_value(collected_arrays const& a, bit_buffer const& buffer, std::size_t i)
@@ -165,46 +227,54 @@ ADAMANT_SIMD void flush_bits(collected_arrays& a, bit_buffer& buffer, std::size_
 template <class Value>
 ADAMANT_SIMD bool collect(collected_arrays& a, std::size_t n)
 {
-    // Most of the time is waiting for the cache lines of the values. They are prefetched when a word's bits are found.
-    // Those of the words before are copied meanwhile, two for each word, so that cache misses are always under way.
-    bit_buffer buffers[2];
+    // Most of the time is waiting for the cache lines of the values. So that cache misses are always under way, one
+    // loop finds bits, prefetches the lines of those found before, and copies the values whose lines were prefetched
+    // earlier still, the same number in each step.
+    bit_buffer buffers[3];
     bit_buffer* found = &buffers[0];
-    bit_buffer* waiting = &buffers[1];
-    // At a few percent of changes, half of the words have no bits, and a branch on that is mispredicted. So words with
-    // bits are listed first.
-    std::uint32_t nonzero[words_together + 8];
-    for (std::size_t begin = 0; begin < n;) {
+    bit_buffer* next = &buffers[1];
+    bit_buffer* waiting = &buffers[2];
+    for (std::size_t begin = 0; begin < n || next->count + waiting->count != 0;) {
         std::size_t const together = n - begin < words_together ? n - begin : words_together;
-        for (std::size_t w = 0; w < together; w += 8)
-            __builtin_prefetch(a.words + begin + a.prefetch_words + w);
-        std::size_t const count = list_words(a.words + begin, together, static_cast<std::uint32_t>(begin), nonzero);
-        std::uint32_t* target = found->bits;
-        std::uint32_t const* const limit = target + bit_buffer::full;
+        word_search const search(a.words, begin, together);
         if (waiting->count > a.out.room)
             return false;
-        std::size_t const pairs = std::is_void_v<Value> ? 0 : waiting->count / 2;
-        std::size_t const both = pairs < count ? pairs : count;
-        std::size_t k = 0;
-        for (; k < both && target < limit; ++k) {
-            target = find_bits<Value>(a, nonzero[k], target);
-            copy_value<Value>(a, *waiting, 2 * k);
-            copy_value<Value>(a, *waiting, 2 * k + 1);
+        // The processor itself prefetches lines that are all read.
+        bool const prefetches = !std::is_void_v<Value> && next->count < 16 * (next->end - next->begin);
+        std::size_t const both = !prefetches ? 0 : next->count < waiting->count ? next->count : waiting->count;
+        std::size_t const each = search.copies_a_step(both);
+        std::uint32_t* target = found->bits;
+        std::uint32_t const* const limit = target + bit_buffer::full;
+        std::size_t step = 0;
+        auto const find = [&] {
+            __builtin_prefetch(a.words + search.word(step) + a.prefetch_words);
+            if constexpr (!std::is_void_v<Value>)
+                search.prefetch_word(step, a.weights, sizeof(Value));
+            target = search.append(step, target);
+            ++step;
+        };
+        std::size_t copied = 0;
+        while (step < search.steps() && target < limit && both - copied >= each && each != 0) {
+            find();
+            for (std::size_t const end = copied + each; copied < end; ++copied) {
+                prefetch_value<Value>(a, *next, copied);
+                copy_value<Value>(a, *waiting, copied);
+            }
         }
-        std::size_t const copied = 2 * k;
-        for (; k < count && target < limit; ++k)
-            target = find_bits<Value>(a, nonzero[k], target);
+        while (step < search.steps() && target < limit)
+            find();
+        for (std::size_t i = prefetches ? copied : next->count; i < next->count; ++i)
+            prefetch_value<Value>(a, *next, i);
         found->count = static_cast<std::size_t>(target - found->bits);
         found->begin = begin;
-        begin = k < count ? nonzero[k] : begin + together;
+        begin = step < search.steps() ? search.word(step) : begin + together;
         found->end = begin;
         flush_bits<Value>(a, *waiting, copied);
         bit_buffer* const empty = waiting;
-        waiting = found;
+        waiting = next;
+        next = found;
         found = empty;
     }
-    if (waiting->count > a.out.room)
-        return false;
-    flush_bits<Value>(a, *waiting, 0);
     return true;
 }
 // See collect_changes_function. n: at most 2^26 words, whose bits have 32-bit numbers.
@@ -213,7 +283,7 @@ inline bool collect_changes(std::uint64_t* words, std::size_t n, std::size_t pre
                             changed_weights_out& out) noexcept
 {
     collected_arrays arrays{words, prefetch_words, weights, first_index, clear, out};
-    bool const fits = out.values == nullptr                     ? collect<void>(arrays, n)
+    bool const fits = out.values == nullptr                   ? collect<void>(arrays, n)
                       : weight_bytes == sizeof(std::uint16_t) ? collect<std::uint16_t>(arrays, n)
                                                               : collect<std::uint32_t>(arrays, n);
     out = arrays.out;
