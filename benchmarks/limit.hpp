@@ -3,7 +3,7 @@
 // (param and both moments are read and written back, grad is read, weight_out is written), and loops that only read.
 // The divider limit: a loop that does nothing but the square root and the division of each element.
 //
-// Elements [begin, end), both multiples of 64, of arrays that begin at a cache line.
+// Elements [begin, end), both multiples of 64, of arrays that begin at a cache line where stores go past the caches.
 #pragma once
 
 #include <cstddef>

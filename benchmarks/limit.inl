@@ -2,21 +2,22 @@
 // The loops of limit.hpp, for one width of register.
 
 typedef std::uint64_t reg __attribute__((vector_size(ADAMANT_BENCH_VECTOR_BYTES), may_alias));
+typedef std::uint64_t unaligned_reg
+    __attribute__((vector_size(ADAMANT_BENCH_VECTOR_BYTES), may_alias, aligned(alignof(std::uint64_t))));
 typedef float float_reg __attribute__((vector_size(ADAMANT_BENCH_VECTOR_BYTES), may_alias));
 
 template <bool Stream>
 ADAMANT_SIMD void put(std::byte* address, reg value)
 {
-    auto* const at = reinterpret_cast<reg*>(address);
     if constexpr (Stream)
-        ADAMANT_BENCH_STREAM(at, value);
+        ADAMANT_BENCH_STREAM(reinterpret_cast<reg*>(address), value);
     else
-        *at = value;
+        *reinterpret_cast<unaligned_reg*>(address) = value;
 }
 
 ADAMANT_SIMD reg get(std::byte const* address)
 {
-    reg value = *reinterpret_cast<reg const*>(address);
+    reg value = *reinterpret_cast<unaligned_reg const*>(address);
     asm volatile("" : ADAMANT_BENCH_REGISTER(value)); // read, and perhaps changed, as far as the compiler knows
     return value;
 }

@@ -72,10 +72,13 @@ struct tensor {
     }
 };
 
+// What moves where an array does not begin at a cache line: its whole lines, each array's own, or vectors from the
+// first element on at which the step's own begin, which lie in two lines where the arrays begin differently.
+enum class moved { whole_lines, vectors };
+
 // A step's bytes moved shard by shard, in the list's order and cut as its step is, without arithmetic: what memory
-// allows where shards lie like that. If an array does not begin at a cache line, its whole lines are moved, and one
-// byte of each other line.
-template <limit::stores Stores>
+// allows where shards lie like that. Of a line that is not moved, one byte is.
+template <limit::stores Stores, moved Moved>
 void move_shards(executor const& cpu, std::vector<adamant::any_shard> const& parts)
 {
     constexpr std::size_t elem_bytes[] = {4, 2, 4, 4, 2};
@@ -93,14 +96,20 @@ void move_shards(executor const& cpu, std::vector<adamant::any_shard> const& par
             std::byte* arrays[] = {at.param, const_cast<std::byte*>(at.grad), at.exp_avg, at.exp_avg_sq, at.weight_out};
             std::size_t const begin = i % shard_elems;
             std::size_t end = std::min(shard_elems, begin + part.end - i);
-            bool const aligned = std::all_of(std::begin(arrays), std::end(arrays), [](std::byte const* array) {
-                return reinterpret_cast<std::uintptr_t>(array) % line == 0;
-            });
+            auto const before_line = [&](std::size_t k) { return -reinterpret_cast<std::uintptr_t>(arrays[k]) % line; };
+            constexpr std::size_t first =
+                Stores == limit::stores::cached ? 2 : 4; // the array whose vectors are aligned
+            std::size_t const head = before_line(first) / elem_bytes[first];
+            std::size_t skipped[5];
+            for (std::size_t k = 0; k < std::size(arrays); ++k)
+                skipped[k] = Moved == moved::vectors ? head * elem_bytes[k] : before_line(k);
+            bool const aligned =
+                std::all_of(std::begin(skipped), std::end(skipped), [](std::size_t bytes) { return bytes == 0; });
             for (std::size_t k = 0; k < std::size(arrays) && !aligned; ++k) {
                 std::byte* const array_end = arrays[k] + shard_elems * elem_bytes[k];
                 if (begin == 0)
                     touch(arrays[k], k != 1);
-                arrays[k] += -reinterpret_cast<std::uintptr_t>(arrays[k]) % line;
+                arrays[k] += skipped[k];
                 if (end == shard_elems)
                     for (std::byte* rest = arrays[k] + in_whole_lines * elem_bytes[k]; rest < array_end; rest += line)
                         touch(rest, k != 1);
@@ -136,11 +145,16 @@ void many(benchmark::State& state, executor const& cpu, std::size_t n, layout wh
     std::vector<contender> contenders;
     contenders.push_back({part_in_race::subject, "many", "", [&] { adamant::step(cpu, list, std::span(&c, 1)); }});
     contenders.push_back({part_in_race::aside, "one_shard", "", [&] { adamant::step(cpu, whole, c); }});
-    contenders.push_back({part_in_race::aside, "moving_shards", "cached stores",
-                          [&] { move_shards<limit::stores::cached>(cpu, parts); }});
-    if (limit::can_stream && !in_cache(n))
-        contenders.push_back({part_in_race::aside, "moving_shards", "weight_out streamed",
-                              [&] { move_shards<limit::stores::weight_out_streamed>(cpu, parts); }});
+    auto const add_moves = [&]<moved Moved>(char const* name) {
+        contenders.push_back({part_in_race::aside, name, "cached stores",
+                              [&] { move_shards<limit::stores::cached, Moved>(cpu, parts); }});
+        if (limit::can_stream && !in_cache(n))
+            contenders.push_back({part_in_race::aside, name, "weight_out streamed",
+                                  [&] { move_shards<limit::stores::weight_out_streamed, Moved>(cpu, parts); }});
+    };
+    add_moves.template operator()<moved::whole_lines>("moving_shards");
+    if (where == layout::separate)
+        add_moves.template operator()<moved::vectors>("moving_vectors");
     add_limits<mixed>(contenders, cpu, flat, n);
     race::run(state, contenders, {repeats_for(n)});
     report(state, contenders, {static_cast<double>(n), static_cast<double>(list.bytes_moved())});
