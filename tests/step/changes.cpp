@@ -361,7 +361,7 @@ TEST_CASE("changed weights are collected with their indices and values, and clea
 TEST_CASE("changed weights: threads collect in order", "[once]")
 {
     test::random_bits random(7);
-    std::size_t const n = 40 * 262144 + 100; // 41 parts, more than threads
+    std::size_t const n = 40 * 262144 + 100; // many more parts than threads
     std::vector<std::uint64_t> words(changed_words(n));
     std::vector<std::uint32_t> expected;
     for (std::size_t w = 0; w < n / 64; w += 1 + random.below(12)) {

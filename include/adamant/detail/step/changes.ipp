@@ -22,16 +22,17 @@ ADAMANT_BEGIN_NAMESPACE
 
 namespace detail {
 
-// Words of a shard in parts that threads take one by one.
+// Words of a shard in parts that threads take one by one: at least 8 for each thread, of 32 to 128 KiB of bits. Each
+// part begins and ends with waiting for memory.
 class changed_parts {
 public:
-    static constexpr std::size_t part_words = 4096; // 262144 elements, 32 KiB of bits
-
     changed_parts(executor const& cpu, tracked_weights const& tracked)
-        : cpu_(cpu), tracked_(tracked), words_(changed_words(tracked.size()))
+        : cpu_(cpu), tracked_(tracked), words_(changed_words(tracked.size())),
+          part_words_(std::clamp<std::size_t>(words_ / (8 * cpu.threads()), 4096, 16384))
     {
     }
-    [[nodiscard]] std::size_t count() const noexcept { return (words_ + part_words - 1) / part_words; }
+    [[nodiscard]] std::size_t part_words() const noexcept { return part_words_; }
+    [[nodiscard]] std::size_t count() const noexcept { return (words_ + part_words_ - 1) / part_words_; }
     // Whether one thread does the work of `bytes_each` bytes an element.
     [[nodiscard]] bool work_in_one_thread(std::size_t bytes_each) const noexcept
     {
@@ -70,8 +71,8 @@ private:
     template <class Work>
     void call(Work const& work, std::size_t part) const
     {
-        std::size_t const first = part * part_words;
-        work(part, first, std::min(part_words, words_ - first));
+        std::size_t const first = part * part_words_;
+        work(part, first, std::min(part_words_, words_ - first));
     }
     // Executors weigh work by the elements of a step, of some 28 bytes.
     [[nodiscard]] std::size_t elems_weighing(std::size_t bytes_each) const noexcept
@@ -82,6 +83,7 @@ private:
     executor const& cpu_;
     tracked_weights const& tracked_;
     std::size_t words_;
+    std::size_t part_words_;
 };
 
 // Waits without sleeping for a thread that counts a part, which takes microseconds. Waking threads would take longer.
@@ -158,7 +160,7 @@ std::size_t collect_changed_weights(executor const& cpu, tracked_weights const& 
     // Each part is counted, which reads its bits into the cache, and collected as soon as those before it are counted.
     // Counting alone would only wait for memory. So while a part is collected, the bits of the part that this thread
     // probably takes next are prefetched.
-    std::size_t const next_part = cpu.threads() * changed_parts::part_words;
+    std::size_t const next_part = cpu.threads() * parts.part_words();
     // ends[part]: number of changes up to the part's end, plus 1; 0 before it is known.
     std::vector<std::atomic<std::size_t>> ends(parts.count());
     parts.for_each_in_order(
