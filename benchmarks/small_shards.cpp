@@ -72,13 +72,13 @@ struct tensor {
     }
 };
 
-// What moves where an array does not begin at a cache line: its whole lines, each array's own, or vectors from the
-// first element on at which the step's own begin, which lie in two lines where the arrays begin differently.
-enum class moved { whole_lines, vectors };
+// How arrays are moved that do not begin at a cache line: by whole lines of each array, or by the vectors of a step,
+// which lie in two lines if the arrays begin at different places of a line.
+enum class move_unit { whole_lines, vectors };
 
 // A step's bytes moved shard by shard, in the list's order and cut as its step is, without arithmetic: what memory
 // allows where shards lie like that. Of a line that is not moved, one byte is.
-template <limit::stores Stores, moved Moved>
+template <limit::stores Stores, move_unit Unit>
 void move_shards(executor const& cpu, std::vector<adamant::any_shard> const& parts)
 {
     constexpr std::size_t elem_bytes[] = {4, 2, 4, 4, 2};
@@ -102,7 +102,7 @@ void move_shards(executor const& cpu, std::vector<adamant::any_shard> const& par
             std::size_t const head = before_line(first) / elem_bytes[first];
             std::size_t skipped[5];
             for (std::size_t k = 0; k < std::size(arrays); ++k)
-                skipped[k] = Moved == moved::vectors ? head * elem_bytes[k] : before_line(k);
+                skipped[k] = Unit == move_unit::vectors ? head * elem_bytes[k] : before_line(k);
             bool const aligned =
                 std::all_of(std::begin(skipped), std::end(skipped), [](std::size_t bytes) { return bytes == 0; });
             for (std::size_t k = 0; k < std::size(arrays) && !aligned; ++k) {
@@ -145,16 +145,16 @@ void many(benchmark::State& state, executor const& cpu, std::size_t n, layout wh
     std::vector<contender> contenders;
     contenders.push_back({part_in_race::subject, "many", "", [&] { adamant::step(cpu, list, std::span(&c, 1)); }});
     contenders.push_back({part_in_race::aside, "one_shard", "", [&] { adamant::step(cpu, whole, c); }});
-    auto const add_moves = [&]<moved Moved>(char const* name) {
+    auto const add_moves = [&]<move_unit Unit>(char const* name) {
         contenders.push_back({part_in_race::aside, name, "cached stores",
-                              [&] { move_shards<limit::stores::cached, Moved>(cpu, parts); }});
+                              [&] { move_shards<limit::stores::cached, Unit>(cpu, parts); }});
         if (limit::can_stream && !in_cache(n))
             contenders.push_back({part_in_race::aside, name, "weight_out streamed",
-                                  [&] { move_shards<limit::stores::weight_out_streamed, Moved>(cpu, parts); }});
+                                  [&] { move_shards<limit::stores::weight_out_streamed, Unit>(cpu, parts); }});
     };
-    add_moves.template operator()<moved::whole_lines>("moving_shards");
+    add_moves.template operator()<move_unit::whole_lines>("moving_shards");
     if (where == layout::separate)
-        add_moves.template operator()<moved::vectors>("moving_vectors");
+        add_moves.template operator()<move_unit::vectors>("moving_vectors");
     add_limits<mixed>(contenders, cpu, flat, n);
     race::run(state, contenders, {repeats_for(n)});
     report(state, contenders, {static_cast<double>(n), static_cast<double>(list.bytes_moved())});

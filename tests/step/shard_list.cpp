@@ -204,7 +204,7 @@ TEST_CASE("shards all over memory have the bits of each stepped alone, in large 
         for (std::size_t i = 0; i < mixed.size(); ++i) {
             views.push_back({mixed[i].view(), random.below(2)});
             views.push_back({plain[i].view(), random.below(2)});
-            // What follows in the same arrays is another case than what is elsewhere.
+            // Adjacent shards need no other prefetches, so some shards are split in two.
             if (std::size_t const n = mixed[i].param.size(); n > 2048) {
                 auto const part = [&](std::size_t begin, std::size_t end) {
                     mixed_tensor& t = mixed[i];

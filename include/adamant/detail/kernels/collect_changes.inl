@@ -35,7 +35,8 @@ ADAMANT_SIMD __m512i byte_numbers()
     return _mm512_set_epi64(0x3f3e3d3c3b3a3938, 0x3736353433323130, 0x2f2e2d2c2b2a2928, 0x2726252423222120,
                             0x1f1e1d1c1b1a1918, 0x1716151413121110, 0x0f0e0d0c0b0a0908, 0x0706050403020100);
 }
-ADAMANT_SIMD __m512i first_bytes(__m512i x)
+// The first 16 bytes as 32-bit numbers.
+ADAMANT_SIMD __m512i widen_bytes(__m512i x)
 {
     return _mm512_cvtepu8_epi32(_mm512_castsi512_si128(x));
 }
@@ -47,7 +48,7 @@ ADAMANT_SIMD std::uint32_t* append_bits(std::uint32_t* target, std::uint64_t wor
     __m512i const firsts = _mm512_set1_epi32(static_cast<int>(first));
     __m512i const set = _mm512_maskz_compress_epi8(word, byte_numbers());
     auto const count = static_cast<std::size_t>(__builtin_popcountll(word));
-    _mm512_storeu_si512(target, _mm512_add_epi32(firsts, first_bytes(set)));
+    _mm512_storeu_si512(target, _mm512_add_epi32(firsts, widen_bytes(set)));
     if (count <= 16) [[likely]]
         return target + count;
     _mm512_storeu_si512(target + 16, _mm512_add_epi32(firsts, _mm512_cvtepu8_epi32(_mm512_extracti32x4_epi32(set, 1))));
@@ -61,41 +62,41 @@ ADAMANT_SIMD std::uint32_t* append_bits(std::uint32_t* target, std::uint64_t wor
 // Finds the bits of `n` words from number `begin` on. A step searches 8 of them.
 class word_search {
 public:
-    static constexpr bool prefetches_words = false; // but each of the bits found
+    static constexpr bool prefetches_words = false; // collect() prefetches the value of each bit
 
     ADAMANT_SIMD word_search(std::uint64_t const* words, std::size_t begin, std::size_t n)
         : words_(words), begin_(begin), n_(n)
     {
     }
     [[nodiscard]] ADAMANT_SIMD std::size_t steps() const { return (n_ + step_words - 1) / step_words; }
-    // How many of some values to copy in each step.
+    // Spreads `values` copies evenly over the steps: returns the number for each step.
     [[nodiscard]] ADAMANT_SIMD std::size_t copies_a_step(std::size_t values) const
     {
         return steps() == 0 ? 0 : values / steps();
     }
-    // Number of the first word of a step.
+    // Index of the first word of a step.
     [[nodiscard]] ADAMANT_SIMD std::size_t word(std::size_t step) const { return begin_ + step * step_words; }
     // Writes the numbers of the bits that a step finds, and returns where they end.
     [[nodiscard]] ADAMANT_SIMD std::uint32_t* append(std::size_t step, std::uint32_t* target) const
     {
         std::size_t const left = n_ - step * step_words;
-        std::uint64_t const* const own = words_ + word(step);
+        std::uint64_t const* const source = words_ + word(step);
         auto const first = static_cast<std::uint32_t>(word(step) * changed_word_elems);
         auto const valid = static_cast<__mmask8>(left < step_words ? (1u << left) - 1 : 0xffu);
-        __m512i const bytes = _mm512_maskz_loadu_epi64(valid, own);
+        __m512i const bytes = _mm512_maskz_loadu_epi64(valid, source);
         __m512i const minus_one = _mm512_sub_epi8(bytes, _mm512_set1_epi8(1)); // if one bit is set, all bits below it
         __mmask64 const nonzero = _mm512_test_epi8_mask(bytes, bytes);
         auto const count = static_cast<std::size_t>(__builtin_popcountll(nonzero));
         // At a percent of changes, no byte has two bits in six of seven steps.
         if (_mm512_mask_test_epi8_mask(nonzero, bytes, minus_one) == 0 && count <= 16) [[likely]] {
-            __m512i const below = _mm512_popcnt_epi32(first_bytes(_mm512_maskz_compress_epi8(nonzero, minus_one)));
-            __m512i const byte = first_bytes(_mm512_maskz_compress_epi8(nonzero, byte_numbers()));
+            __m512i const below = _mm512_popcnt_epi32(widen_bytes(_mm512_maskz_compress_epi8(nonzero, minus_one)));
+            __m512i const byte = widen_bytes(_mm512_maskz_compress_epi8(nonzero, byte_numbers()));
             __m512i const bit = _mm512_add_epi32(_mm512_slli_epi32(byte, 3), below);
             _mm512_storeu_si512(target, _mm512_add_epi32(bit, _mm512_set1_epi32(static_cast<int>(first))));
             return target + count;
         }
         for (std::size_t w = 0; w < step_words && w < left; ++w)
-            target = append_bits(target, own[w], first + static_cast<std::uint32_t>(w * changed_word_elems));
+            target = append_bits(target, source[w], first + static_cast<std::uint32_t>(w * changed_word_elems));
         return target;
     }
     ADAMANT_SIMD static void prefetch_word(std::size_t, std::byte const*, std::size_t) {}
@@ -148,10 +149,10 @@ public:
         }
     }
     [[nodiscard]] ADAMANT_SIMD std::size_t steps() const { return steps_; }
-    // How many of some values to copy in each step: a constant, since a loop that ends after the branches of
-    // append_bits() would be mispredicted.
+    // Number of values to copy in each step. It is a constant, because after the branches of append_bits() the end of
+    // a loop would be mispredicted.
     [[nodiscard]] ADAMANT_SIMD static constexpr std::size_t copies_a_step(std::size_t) { return 2; }
-    // Number of the word of a step.
+    // Index of the word of a step.
     [[nodiscard]] ADAMANT_SIMD std::size_t word(std::size_t step) const { return nonzero_[step]; }
     // Writes the numbers of the bits that a step finds, and returns where they end.
     [[nodiscard]] ADAMANT_SIMD std::uint32_t* append(std::size_t step, std::uint32_t* target) const
@@ -162,9 +163,9 @@ public:
     ADAMANT_SIMD void prefetch_word(std::size_t step, std::byte const* weights, std::size_t weight_bytes) const
     {
         std::uint64_t const bits = words_[word(step)];
-        std::byte const* const own = weights + word(step) * changed_word_elems * weight_bytes;
-        __builtin_prefetch(own + static_cast<std::size_t>(__builtin_ctzll(bits)) * weight_bytes);
-        __builtin_prefetch(own + static_cast<std::size_t>(63 ^ __builtin_clzll(bits)) * weight_bytes);
+        std::byte const* const values = weights + word(step) * changed_word_elems * weight_bytes;
+        __builtin_prefetch(values + static_cast<std::size_t>(__builtin_ctzll(bits)) * weight_bytes);
+        __builtin_prefetch(values + static_cast<std::size_t>(63 ^ __builtin_clzll(bits)) * weight_bytes);
     }
 
 private:
@@ -231,19 +232,22 @@ ADAMANT_SIMD bool collect(collected_arrays& a, std::size_t n)
     // loop finds bits, prefetches the lines of those found before, and copies the values whose lines were prefetched
     // earlier still, the same number in each step.
     bit_buffer buffers[3];
-    bit_buffer* found = &buffers[0];
-    bit_buffer* next = &buffers[1];
-    bit_buffer* waiting = &buffers[2];
-    for (std::size_t begin = 0; begin < n || next->count + waiting->count != 0;) {
+    bit_buffer* search_buffer = &buffers[0];
+    bit_buffer* prefetch_buffer = &buffers[1];
+    bit_buffer* copy_buffer = &buffers[2];
+    for (std::size_t begin = 0; begin < n || prefetch_buffer->count + copy_buffer->count != 0;) {
         std::size_t const together = n - begin < words_together ? n - begin : words_together;
         word_search const search(a.words, begin, together);
-        if (waiting->count > a.out.room)
+        if (copy_buffer->count > a.out.room)
             return false;
         // The processor itself prefetches lines that are all read.
-        bool const prefetches = !std::is_void_v<Value> && next->count < 16 * (next->end - next->begin);
-        std::size_t const both = !prefetches ? 0 : next->count < waiting->count ? next->count : waiting->count;
-        std::size_t const each = search.copies_a_step(both);
-        std::uint32_t* target = found->bits;
+        bool const prefetches =
+            !std::is_void_v<Value> && prefetch_buffer->count < 16 * (prefetch_buffer->end - prefetch_buffer->begin);
+        std::size_t const interleaved = !prefetches                                   ? 0
+                                        : prefetch_buffer->count < copy_buffer->count ? prefetch_buffer->count
+                                                                                      : copy_buffer->count;
+        std::size_t const copies_a_step = search.copies_a_step(interleaved);
+        std::uint32_t* target = search_buffer->bits;
         std::uint32_t const* const limit = target + bit_buffer::full;
         std::size_t step = 0;
         auto const find = [&] {
@@ -254,26 +258,26 @@ ADAMANT_SIMD bool collect(collected_arrays& a, std::size_t n)
             ++step;
         };
         std::size_t copied = 0;
-        while (step < search.steps() && target < limit && both - copied >= each && each != 0) {
+        while (step < search.steps() && target < limit && interleaved - copied >= copies_a_step && copies_a_step != 0) {
             find();
-            for (std::size_t const end = copied + each; copied < end; ++copied) {
-                prefetch_value<Value>(a, *next, copied);
-                copy_value<Value>(a, *waiting, copied);
+            for (std::size_t const end = copied + copies_a_step; copied < end; ++copied) {
+                prefetch_value<Value>(a, *prefetch_buffer, copied);
+                copy_value<Value>(a, *copy_buffer, copied);
             }
         }
         while (step < search.steps() && target < limit)
             find();
-        for (std::size_t i = prefetches ? copied : next->count; i < next->count; ++i)
-            prefetch_value<Value>(a, *next, i);
-        found->count = static_cast<std::size_t>(target - found->bits);
-        found->begin = begin;
+        for (std::size_t i = prefetches ? copied : prefetch_buffer->count; i < prefetch_buffer->count; ++i)
+            prefetch_value<Value>(a, *prefetch_buffer, i);
+        search_buffer->count = static_cast<std::size_t>(target - search_buffer->bits);
+        search_buffer->begin = begin;
         begin = step < search.steps() ? search.word(step) : begin + together;
-        found->end = begin;
-        flush_bits<Value>(a, *waiting, copied);
-        bit_buffer* const empty = waiting;
-        waiting = next;
-        next = found;
-        found = empty;
+        search_buffer->end = begin;
+        flush_bits<Value>(a, *copy_buffer, copied);
+        bit_buffer* const empty = copy_buffer;
+        copy_buffer = prefetch_buffer;
+        prefetch_buffer = search_buffer;
+        search_buffer = empty;
     }
     return true;
 }

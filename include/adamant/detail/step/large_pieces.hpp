@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Steps pieces of many shards, each of which prefetches the next.
+// Steps pieces of many shards, and prefetches the next piece at the end of each.
 #pragma once
 
 #include <algorithm>
@@ -24,13 +24,13 @@ public:
     large_pieces(isa tier, std::span<coefficients const> group_coefficients, kernel::memory_access access,
                  std::size_t elements) noexcept
         : tier_(tier), group_coefficients_(group_coefficients), access_(access),
-          shortest_that_waits_(access.ahead.param == 0 ? never : shortest_that_waits(elements))
+          min_waiting_elems_(access.ahead.param == 0 ? never : min_waiting_elems(elements))
     {
     }
     // Steps elements [begin, end) of s, at the next call at the latest. Until then s must stay valid.
     void add(grouped_shard const& s, std::size_t begin, std::size_t end) noexcept
     {
-        bool const waits = end - begin >= shortest_that_waits_;
+        bool const waits = end - begin >= min_waiting_elems_;
         if (waiting_.s != nullptr)
             step_waiting({&s, begin, end});
         if (waits)
@@ -50,7 +50,7 @@ private:
     static constexpr std::size_t never = std::numeric_limits<std::size_t>::max();
     // Computing the distances takes some 50 ns. Out of cache that pays for smaller pieces than in the last-level cache,
     // and in a core's own caches for none. Measured on a Xeon with AVX-512.
-    [[nodiscard]] static std::size_t shortest_that_waits(std::size_t elements) noexcept
+    [[nodiscard]] static std::size_t min_waiting_elems(std::size_t elements) noexcept
     {
         return elements >= stream_weight_out_from_elems ? 256 : elements >= std::size_t{1} << 18 ? 1024 : never;
     }
@@ -64,7 +64,7 @@ private:
     void step_waiting(piece const& next) noexcept
     {
         std::size_t const elems = waiting_.end - waiting_.begin;
-        // Up to `last` float arrays are prefetched exactly to their end, and those of smaller elements beyond it.
+        // At `last`, float arrays have been prefetched exactly to the end of the piece, and others beyond it.
         std::size_t const ahead = static_cast<std::size_t>(access_.ahead.param) / sizeof(float);
         std::size_t last = waiting_.begin + (elems < ahead ? 0 : (elems - ahead) / granule_elems * granule_elems);
         if (bytes_from(waiting_.end, next) == kernel::prefetch_distances{})
@@ -104,7 +104,7 @@ private:
     isa tier_;
     std::span<coefficients const> group_coefficients_;
     kernel::memory_access access_;
-    std::size_t shortest_that_waits_; // elements of a piece
+    std::size_t min_waiting_elems_; // least size of a piece that waits
     std::uint64_t nonfinite_ = 0;
     piece waiting_;
 };
