@@ -17,7 +17,7 @@ namespace detail {
 
 ADAMANT_DECL void delete_zenflow_core::operator()(zenflow_core* core) const noexcept
 {
-    if (!core->is_left_behind())
+    if (!core->session.is_left_behind())
         delete core;
 }
 
@@ -94,9 +94,9 @@ ADAMANT_DECL std::string const& zenflow_optimizer::name(shard_id param) const
 ADAMANT_DECL void zenflow_optimizer::set_gradient(shard_id param, void const* grad)
 {
     detail::zenflow_model& model = core_->model;
-    core_->background.check_at_rest();
+    core_->background().check_at_rest();
     model.registry.require_shard(param.index);
-    if (!core_->machine.is_between_steps())
+    if (!core_->machine().is_between_steps())
         core_->rules.shard_awaited("set_gradient()", param.index);
     if (core_->device_state() != nullptr && !model.is_empty(param.index)) {
         if (grad == model.matrices[param.index].shard().data(shard_array::grad))
@@ -105,7 +105,7 @@ ADAMANT_DECL void zenflow_optimizer::set_gradient(shard_id param, void const* gr
                                         ": its gradients are on a device (see set_device_arrays()), which copies them "
                                         "to the array of the time of place()"});
     }
-    core_->background.finish_sums();
+    core_->background().finish_sums();
     model.set_gradient(param.index, grad);
 }
 ADAMANT_DECL std::size_t zenflow_optimizer::memory_bytes() const noexcept
@@ -119,7 +119,7 @@ ADAMANT_DECL void zenflow_optimizer::prepare()
 {
     no_traps_scope const no_traps;
     core_->between_steps("prepare()");
-    core_->build_layout();
+    core_->session.build_layout();
 }
 
 // ---- Steps
@@ -133,7 +133,7 @@ ADAMANT_DECL zenflow_report zenflow_optimizer::step(step_values const& values)
             submit(i);
         return finish();
     } catch (...) {
-        core_->give_up_and_rethrow();
+        core_->session.give_up_and_rethrow();
     }
 }
 ADAMANT_DECL zenflow_report zenflow_optimizer::step_gradients(std::span<void const* const> gradients,
@@ -150,97 +150,46 @@ ADAMANT_DECL zenflow_report zenflow_optimizer::step_gradients(std::span<void con
             gradients[i] != nullptr || core_->model.is_empty(i) ? submit(i) : skip(i);
         return finish();
     } catch (...) {
-        core_->give_up_and_rethrow();
+        core_->session.give_up_and_rethrow();
     }
 }
 ADAMANT_DECL void zenflow_optimizer::begin_step(step_values const& values)
 {
     no_traps_scope const no_traps;
-    core_->between_steps("begin_step()");
-    if (core_->machine.is_inconsistent())
-        detail::throw_invalid_argument({"cannot call begin_step(): the last load() failed midway, or a device stopped "
-                                        "answering, so params and moments are inconsistent. Call load() with a "
-                                        "state."});
-    core_->team.check_process();
-    core_->team.check_caller();
-    core_->catch_up();
-    detail::rounded_to_nearest(
-        [&] { detail::make_terms(core_->terms, values, core_->options, groups().size(), steps() + 1, loss_scale()); });
-    core_->started = std::chrono::steady_clock::now();
-    if (core_->device_state() != nullptr)
-        core_->usage_before = core_->device_state()->device().usage();
-    core_->model.in_step.assign(params(), detail::shard_in_step::awaited);
-    core_->background.begin_step();
-    core_->machine.open(false);
+    core_->open(values);
 }
 ADAMANT_DECL void zenflow_optimizer::submit(shard_id param)
 {
     no_traps_scope const no_traps;
     core_->rules.shard_awaited("submit()", param.index);
-    if (core_->device_state() != nullptr) {
-        core_->device_state()->gradients().submit(param.index);
-        core_->background.download(param.index);
-    }
-    core_->model.in_step[param.index] = detail::shard_in_step::submitted;
+    core_->session.submit(param.index);
 }
 ADAMANT_DECL void zenflow_optimizer::skip(shard_id param)
 {
     core_->rules.shard_awaited("skip()", param.index);
-    core_->model.in_step[param.index] = detail::shard_in_step::skipped;
+    core_->session.skip(param.index);
 }
 ADAMANT_DECL zenflow_report zenflow_optimizer::finish()
 {
-    using clock = std::chrono::steady_clock;
     no_traps_scope const no_traps;
-    detail::zenflow_core& core = *core_;
-    core.rules.step_open("finish()");
-    core.rules.all_submitted();
-    core.background.finish_sums();
-    zenflow_report report;
-    detail::begin_report(report, cpu(), core.pus, core.terms);
-    report.sums_s = core.background.take_busy_s_of_sums() / std::max(1u, cpu().threads());
-    try {
-        detail::norm_verdict const verdict = core.session.norm(core.terms, report);
-        auto const known = clock::now();
-        report.gradients.seconds = std::chrono::duration<double>(known - core.started).count();
-        if (!verdict.skips)
-            core.session.apply(core.terms, verdict, report);
-        core.machine.go(detail::step_state::idle);
-        detail::move_scaler(core.scaler, core.terms, core.options, report.nonfinite_grads != 0);
-        report.update.seconds = std::chrono::duration<double>(clock::now() - known).count();
-    } catch (device_error const&) {
-        if (!core.machine.is_between_steps())
-            core.machine.go(detail::step_state::idle);
-        core.background.roll_back();
-        throw;
-    }
-    core.session.resume();
-    core.background.rethrow_publishing_error(steps());
-    report.seconds = std::chrono::duration<double>(clock::now() - core.started).count();
-    if (core.device_state() != nullptr)
-        core.report_device(report);
-    if (report.warm_up) { // internally, a window of one step without selected columns
-        report.elements += std::exchange(report.deferred_stepped, 0);
-        report.deferred = 0;
-        report.window_ended = false;
-    }
-    return report;
+    core_->rules.step_open("finish()");
+    core_->rules.all_submitted();
+    return core_->session.finish();
 }
 ADAMANT_DECL void zenflow_optimizer::abandon()
 {
     no_traps_scope const no_traps;
     core_->rules.step_open("abandon()");
-    core_->machine.go(detail::step_state::idle);
-    core_->background.discard_gradients();
+    core_->session.abandon();
 }
 ADAMANT_DECL void zenflow_optimizer::flush()
 {
     no_traps_scope const no_traps;
     core_->between_steps("flush()");
-    core_->team.check_process();
-    core_->catch_up();
-    core_->background.finish_and_flush();
-    core_->background.require_published(steps());
+    core_->team().check_process();
+    core_->session.catch_up();
+    core_->background().finish_and_flush();
+    core_->background().require_published(steps());
 }
 
 // ---- A device
@@ -263,9 +212,9 @@ ADAMANT_DECL void zenflow_optimizer::place(std::shared_ptr<device> target)
 {
     no_traps_scope const no_traps;
     core_->between_steps("place()");
-    core_->team.check_process();
-    core_->catch_up();
-    core_->background.settle();
+    core_->team().check_process();
+    core_->session.catch_up();
+    core_->background().settle();
     if (target != nullptr) {
         core_->arrays_on_device.resize(params());
         for (std::size_t i = 0; i < params(); ++i)
@@ -284,10 +233,10 @@ ADAMANT_DECL void zenflow_optimizer::place(std::shared_ptr<device> target)
                      "set_device_arrays() other weights, or do not track changes."});
         }
     }
-    core_->background.copy_to_host();
-    core_->background.detach_device();
+    core_->background().copy_to_host();
+    core_->background().detach_device();
     if (target != nullptr)
-        core_->background.attach_device(std::move(target), core_->arrays_on_device, core_->options.device_timeout_s);
+        core_->background().attach_device(std::move(target), core_->arrays_on_device, core_->options.device_timeout_s);
 }
 
 // ---- State
@@ -298,11 +247,11 @@ ADAMANT_DECL std::uint64_t zenflow_optimizer::steps() const noexcept
 }
 ADAMANT_DECL zenflow_position const& zenflow_optimizer::position() const noexcept
 {
-    return core_->position();
+    return core_->session.position();
 }
 ADAMANT_DECL double zenflow_optimizer::loss_scale() const noexcept
 {
-    return core_->scaler ? core_->scaler->scale : 1.0;
+    return core_->session.loss_scale();
 }
 ADAMANT_DECL std::vector<std::uint8_t> const& zenflow_optimizer::selected(shard_id param) const
 {
@@ -322,14 +271,14 @@ ADAMANT_DECL zenflow_state zenflow_optimizer::state()
 {
     no_traps_scope const no_traps;
     core_->between_steps("state()");
-    core_->catch_up();
-    core_->background.settle();
-    core_->background.copy_to_host();
-    zenflow_state all{position(), core_->session.deferred_norm(), core_->scaler, groups(), {}};
+    core_->session.catch_up();
+    core_->background().settle();
+    core_->background().copy_to_host();
+    zenflow_state all{position(), core_->session.deferred_norm(), core_->session.scaler(), groups(), {}};
     for (std::size_t i = 0; i < params(); ++i) {
         all.params.push_back(detail::view_of(core_->model, i));
-        if (core_->background.current().is_active())
-            all.params.back().publishing = core_->background.current().parts[i].columns;
+        if (core_->background().current().is_active())
+            all.params.back().publishing = core_->background().current().parts[i].columns;
     }
     return all;
 }
@@ -342,13 +291,13 @@ ADAMANT_DECL void zenflow_optimizer::load(std::span<zenflow_state const> states)
     no_traps_scope const no_traps;
     detail::zenflow_core& core = *core_;
     core.between_steps("load()");
-    core.team.check_process();
-    core.build_layout();
-    detail::zenflow_loading const loading(core.model, states, core.scaler.has_value());
+    core.team().check_process();
+    core.session.build_layout();
+    detail::zenflow_loading const loading(core.model, states, core.session.scaler().has_value());
     zenflow_state const& first = states.front();
     std::vector<parameter_group> groups = first.groups;
-    core.background.settle();
-    core.machine.go(detail::step_state::inconsistent);
+    core.background().settle();
+    core.session.begin_load();
     if (detail::device_columns* const device_state = core.device_state()) {
         if (!device_state->stop())
             detail::throw_device_error({device_state->device().name(),
@@ -356,21 +305,20 @@ ADAMANT_DECL void zenflow_optimizer::load(std::span<zenflow_state const> states)
                                         "device, or place(nullptr), then load()."});
         device_state->drop();
     }
-    core.background.forget();
+    core.background().forget();
     core.model.use_first_sums();
     for (detail::zenflow_matrix const& m : core.model.matrices)
         m.shard().mark_all();
     bool any_publishing = false;
     for (std::size_t i = 0; i < params(); ++i)
-        any_publishing = loading.load(i, core.background.current().parts[i].columns) || any_publishing;
-    core.session.restore(first.position, first.deferred_norm);
-    core.scaler = first.loss_scaler;
+        any_publishing = loading.load(i, core.background().current().parts[i].columns) || any_publishing;
+    core.session.restore(first.position, first.deferred_norm, first.loss_scaler);
     core.model.registry.replace_groups(std::move(groups));
     if (any_publishing)
-        core.background.current().begin_done();
+        core.background().current().begin_done();
     if (core.device_state() != nullptr)
-        core.background.copy_weights(false);
-    core.machine.go(detail::step_state::idle);
+        core.background().copy_weights(false);
+    core.session.end_load();
 }
 
 ADAMANT_END_NAMESPACE

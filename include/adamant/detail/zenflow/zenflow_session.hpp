@@ -1,17 +1,24 @@
 // SPDX-License-Identifier: Apache-2.0
-// A ZenFlow step after its gradients are complete: first everything that may fail, then everything that writes. Tracks
-// the position of the run in its schedule.
+// The step session of a zenflow_optimizer, with the functions of step_session: opens a step, takes its gradients,
+// decides once the norm is known, and completes it. Also tracks the position of the run in its schedule.
 #pragma once
 
 #include <algorithm>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <optional>
+#include <string>
 #include <utility>
 #include <vector>
 
+#include <adamant/error.hpp>
 #include <adamant/zenflow.hpp>
 #include <adamant/detail/engine/decision.hpp>
+#include <adamant/detail/engine/report_fields.hpp>
+#include <adamant/detail/engine/step_machine.hpp>
 #include <adamant/detail/engine/step_plan.hpp>
+#include <adamant/detail/exec/background_team.hpp>
 #include <adamant/detail/numerics/float_mode.hpp>
 #include <adamant/detail/zenflow/host_columns.hpp>
 #include <adamant/detail/zenflow/zenflow_background.hpp>
@@ -22,30 +29,137 @@
 ADAMANT_BEGIN_NAMESPACE
 namespace detail {
 
+// The caller, zenflow_core, checks the preconditions. All functions are for the caller's thread.
 class zenflow_session {
 public:
-    zenflow_session(zenflow_model& model, zenflow_options const& zenflow, optimizer_options const& options,
-                    zenflow_background& background)
-        : model_(model), zenflow_(zenflow), options_(options), background_(background)
+    zenflow_session(zenflow_model& model, zenflow_options const& zenflow, optimizer_options const& options)
+        : model_(model), zenflow_(zenflow), options_(options), pus_(bound_pus(model.cpu)), team_(model.cpu.team())
     {
+        if (options_.loss_scaling)
+            scaler_ = initial_state(*options_.loss_scaling);
+    }
+    // Whether this process was forked while work was running, or with a device or an open step. If so, the object must
+    // not be destroyed.
+    [[nodiscard]] bool is_left_behind() const noexcept
+    {
+        return background_.is_left_behind() || (!machine_.is_between_steps() && !team_.in_this_process());
     }
 
+    [[nodiscard]] step_machine const& machine() const noexcept { return machine_; }
+    [[nodiscard]] background_team& team() noexcept { return team_; }
+    [[nodiscard]] zenflow_background& background() noexcept { return background_; }
     [[nodiscard]] zenflow_position const& position() const noexcept { return position_; }
     // The sum of the norms of this window's gradients: an upper bound of every deferred element.
     [[nodiscard]] double deferred_norm() const noexcept { return deferred_norm_; }
-    void restore(zenflow_position const& position, double deferred_norm) noexcept
+    [[nodiscard]] std::optional<loss_scaler_state> const& scaler() const noexcept { return scaler_; }
+    [[nodiscard]] double loss_scale() const noexcept { return scaler_ ? scaler_->scale : 1.0; }
+    void begin_load() { machine_.go(step_state::inconsistent); }
+    void end_load() { machine_.go(step_state::idle); }
+    // Continues from a loaded state.
+    void restore(zenflow_position const& position, double deferred_norm,
+                 std::optional<loss_scaler_state> const& scaler) noexcept
     {
         position_ = position;
         deferred_norm_ = deferred_norm;
+        scaler_ = scaler;
+    }
+    // Call after params have been added. Allocates the memory of steps.
+    void build_layout()
+    {
+        if (model_.is_laid_out)
+            return;
+        background_.build_layout(zenflow_.overlap);
+        model_.build_layout(zenflow_.overlap ? 2 : 1);
+    }
+    // Allocates what steps need, and publishes what the last call could not.
+    void catch_up()
+    {
+        build_layout();
+        background_.catch_up(position_.steps);
     }
 
-    // Decides whether the step is skipped, and how it is clipped.
-    [[nodiscard]] norm_verdict norm(step_terms const& terms, zenflow_report& report) const
+    // ---- A step
+
+    // Throws invalid_argument for invalid values, before changing anything.
+    void open(step_values const& values)
     {
-        return gradients_.norm(background_.device_state(), terms, report);
+        rounded_to_nearest([&] {
+            make_terms(terms_, values, options_, model_.registry.groups().size(), position_.steps + 1, loss_scale());
+        });
+        started_ = clock::now();
+        if (background_.device_state() != nullptr)
+            usage_before_ = background_.device_state()->device().usage();
+        model_.in_step.assign(model_.size(), shard_in_step::awaited);
+        background_.begin_step();
+        machine_.open(false);
     }
-    // Applies the step.
-    void apply(step_terms const& terms, norm_verdict const& verdict, zenflow_report& report)
+    // Submits a param whose gradient is complete.
+    void submit(std::size_t param)
+    {
+        if (background_.device_state() != nullptr) {
+            background_.device_state()->gradients().submit(param);
+            background_.download(param);
+        }
+        model_.in_step[param] = shard_in_step::submitted;
+    }
+    void skip(std::size_t param) { model_.in_step[param] = shard_in_step::skipped; }
+    // Finishes the step. Requires that all params are submitted or skipped. Throws device_error after rolling back the
+    // step. Any other exception leaves the step open.
+    zenflow_report finish()
+    {
+        background_.finish_sums();
+        zenflow_report report;
+        begin_report(report, model_.cpu, pus_, terms_);
+        report.sums_s = background_.take_busy_s_of_sums() / std::max(1u, model_.cpu.threads());
+        try {
+            norm_verdict const verdict = gradients_.norm(background_.device_state(), terms_, report);
+            auto const decided = clock::now();
+            report.gradients.seconds = std::chrono::duration<double>(decided - started_).count();
+            if (!verdict.skips)
+                apply(verdict, report);
+            machine_.go(step_state::idle);
+            move_scaler(scaler_, terms_, options_, report.nonfinite_grads != 0);
+            report.update.seconds = std::chrono::duration<double>(clock::now() - decided).count();
+        } catch (device_error const&) {
+            if (!machine_.is_between_steps())
+                machine_.go(step_state::idle);
+            background_.roll_back();
+            throw;
+        }
+        // If the next step selects, the deferred update waits until then, because newly selected columns must be
+        // updated first.
+        background_.resume(selects_next(zenflow_, position_));
+        background_.rethrow_publishing_error(position_.steps);
+        complete(report);
+        return report;
+    }
+    // Discards the open step and its gradients.
+    void abandon()
+    {
+        machine_.go(step_state::idle);
+        background_.discard_gradients();
+    }
+    // Call in an exception handler, in functions that leave no step open. Rethrows the exception; if the state is
+    // inconsistent now, the message says so.
+    [[noreturn]] void give_up_and_rethrow()
+    {
+        if (machine_.is_between_steps()) // finish() has closed the step
+            throw;
+        try {
+            abandon();
+        } catch (device_error const&) { // the first error is rethrown below
+        }
+        if (!machine_.is_inconsistent())
+            throw;
+        rethrow_as_device_error("; the device failed, too, and does not recover, so params and moments are "
+                                "inconsistent. Call load() with a state.");
+    }
+
+private:
+    using clock = std::chrono::steady_clock;
+
+    // Everything that may fail, then everything that writes.
+    void apply(norm_verdict const& verdict, zenflow_report& report)
     {
         bool const warm_up = is_in_warm_up(zenflow_, position_);
         bool const selects = selects_next(zenflow_, position_);
@@ -59,7 +173,7 @@ public:
         }
         if (selects)
             gradients_.select(device_state);
-        zenflow_plan const plan(model_, terms, verdict.clip);
+        zenflow_plan const plan(model_, terms_, verdict.clip);
         std::size_t const gathered_bytes = plan.selected(device_state == nullptr);
         if (device_state == nullptr)
             host_.reserve(gathered_bytes);
@@ -85,7 +199,7 @@ public:
             plan.deferred(background_.next());
             background_.next().prepare(model_.matrices);
             drops = options_.on_nonfinite == nonfinite_policy::skip && squares.deferred.nonfinite != 0;
-            background_.next().zero_nonfinite = terms.zero_nonfinite && !is_surely_finite;
+            background_.next().zero_nonfinite = terms_.zero_nonfinite && !is_surely_finite;
         }
 
         std::vector<sum_tile> sums = plan.sums(report);
@@ -114,11 +228,22 @@ public:
         if (!waits)
             background_.begin_sums(std::move(sums));
     }
-    // Resumes background work. If the next step selects, the deferred update waits until then, because newly selected
-    // columns must be updated first.
-    void resume() { background_.resume(selects_next(zenflow_, position_)); }
-
-private:
+    // Completes the report.
+    void complete(zenflow_report& report) const
+    {
+        report.seconds = std::chrono::duration<double>(clock::now() - started_).count();
+        if (device_columns const* const device_state = background_.device_state()) {
+            std::size_t const on_cpu = report.warm_up ? report.deferred_stepped : 0;
+            std::size_t const all = report.elements + on_cpu;
+            report.ratio = all == 0 ? 1 : static_cast<double>(on_cpu) / static_cast<double>(all);
+            report.device = device_report_since(usage_before_, device_state->device().usage(), report.elements);
+        }
+        if (report.warm_up) { // internally, a window of one step without selected columns
+            report.elements += std::exchange(report.deferred_stepped, 0);
+            report.deferred = 0;
+            report.window_ended = false;
+        }
+    }
     // Steps the residents of the device. A new selection replaces them first.
     void step_on_device(device_columns& device_state, bool selects, zenflow_report& report)
     {
@@ -240,14 +365,23 @@ private:
         else
             model_.use_other_sums();
     }
+
     zenflow_model& model_;
     zenflow_options const& zenflow_;
     optimizer_options const& options_;
-    zenflow_background& background_;
-    zenflow_gradients gradients_{model_, zenflow_, options_};
-    host_columns host_{model_};
+    std::string const pus_;
+    std::optional<loss_scaler_state> scaler_;
     zenflow_position position_;
     double deferred_norm_ = 0;
+
+    step_machine machine_;
+    step_terms terms_;
+    clock::time_point started_;
+    device_usage usage_before_;
+    zenflow_gradients gradients_{model_, zenflow_, options_};
+    host_columns host_{model_};
+    background_team team_;
+    zenflow_background background_{model_, machine_, team_}; // last: its threads use the other members
 };
 
 } // namespace detail
