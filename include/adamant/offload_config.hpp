@@ -16,6 +16,7 @@ ADAMANT_BEGIN_NAMESPACE
 
 /// ZenFlow options of a DeepSpeed configuration. The defaults are DeepSpeed's, including "auto".
 ///
+/// DeepSpeed's auto_ratio is not among them: it counts matrices, and zenflow_options ends an automatic window by norms.
 /// The share of the cores that DeepSpeed configures in the same JSON object is offload_config::pt_reserved_cores_perc.
 struct zenflow_config {
     /// Interval that never ends.
@@ -30,14 +31,8 @@ struct zenflow_config {
     std::size_t select_interval = never;
     std::size_t select_epochs = 1; ///< Epochs between selections; 0: select_interval is given in steps.
     std::optional<std::size_t> update_interval = {}; ///< Steps between updates of the other columns; unset: "auto".
-    /// Share of the matrices at which an automatic window ends, in [0, 1].
-    ///
-    /// DeepSpeed counts the matrices in which the gradients of the other columns outweigh those of the selected
-    /// columns, and ends the window when they are this share of all. This differs from the factor
-    /// zenflow_options::auto_ratio.
-    double auto_ratio = 0.99;
-    std::size_t full_warm_up_rounds = 0; ///< Number of initial steps that update all columns.
-    bool overlap = false;                ///< overlap_step: step the other columns while training continues.
+    std::size_t full_warm_up_rounds = 0;             ///< Number of initial steps that update all columns.
+    bool overlap = false;                            ///< overlap_step: step the other columns while training continues.
 };
 
 /// Offload options of a training job.

@@ -69,8 +69,7 @@ struct zenflow_options {
 /// @throws invalid_argument for the first impossible option
 void validate(zenflow_options const& options);
 
-/// Returns the options of a DeepSpeed configuration; zenflow_config::never becomes the largest std::size_t. DeepSpeed's
-/// auto_ratio has another meaning and is ignored. Pure.
+/// Returns the options of a DeepSpeed configuration; zenflow_config::never becomes the largest std::size_t. Pure.
 /// @throws invalid_argument as validate() does
 [[nodiscard]] zenflow_options zenflow_options_of(zenflow_config const& config);
 

@@ -80,7 +80,6 @@ void check_same(offload_config const& a, offload_config const& b)
         CHECK(a.zenflow->select_interval == b.zenflow->select_interval);
         CHECK(a.zenflow->select_epochs == b.zenflow->select_epochs);
         CHECK(a.zenflow->update_interval == b.zenflow->update_interval);
-        CHECK(a.zenflow->auto_ratio == b.zenflow->auto_ratio);
         CHECK(a.zenflow->full_warm_up_rounds == b.zenflow->full_warm_up_rounds);
         CHECK(a.zenflow->overlap == b.zenflow->overlap);
     }
@@ -267,7 +266,6 @@ TEST_CASE("ZenFlow's intervals are those that DeepSpeed makes of them, in steps"
     CHECK(plain.select_interval == never);
     CHECK(plain.select_epochs == 1);
     CHECK_FALSE(plain.update_interval.has_value());
-    CHECK(plain.auto_ratio == 0.99);
     CHECK(plain.full_warm_up_rounds == 0);
     CHECK_FALSE(plain.overlap);
     zenflow_config const all =
@@ -278,7 +276,6 @@ TEST_CASE("ZenFlow's intervals are those that DeepSpeed makes of them, in steps"
     CHECK(all.select_interval == 16);
     CHECK(all.select_epochs == 0);
     CHECK(all.update_interval == std::size_t{4});
-    CHECK(all.auto_ratio == 0.5);
     CHECK(all.full_warm_up_rounds == 3);
     CHECK(all.overlap);
 
@@ -335,6 +332,11 @@ TEST_CASE("ZenFlow's intervals are those that DeepSpeed makes of them, in steps"
                   "zero_optimization.zenflow.offload is ignored: the state of selected columns is "
                   "kept where they are stepped.",
                   "zero_optimization.zenflow.topk_ration is ignored: did you mean topk_ratio?"});
+    // Its meaning differs from that of zenflow_options::auto_ratio.
+    CHECK(warnings_of(R"({"zero_optimization": {"zenflow": {"auto_ratio": 0.5}}})") ==
+          strings{"zero_optimization.zenflow.auto_ratio is ignored: it is a share of the matrices, and zenflow_options "
+                  "ends an automatic window by norms."});
+    CHECK(warnings_of(R"({"zero_optimization": {"zenflow": {"update_interval": 4, "auto_ratio": 0.5}}})").empty());
 }
 
 TEST_CASE("micro-steps that the batch sizes decide are not guessed")
@@ -779,7 +781,6 @@ TEST_CASE("the plain options are checked without JSON")
     CHECK(wrong_zenflow({.topk_ratio = nan}) == "adamant: topk_ratio is nan, but must be from 0 to 1");
     CHECK(wrong_zenflow({.select_interval = 0}) == "adamant: select_interval is 0, but must be 1 or above");
     CHECK(wrong_zenflow({.update_interval = 0}) == "adamant: update_interval is 0, but must be 1 or above");
-    CHECK(wrong_zenflow({.auto_ratio = 1.1}) == "adamant: auto_ratio is 1.1, but must be from 0 to 1");
     CHECK(wrong([](config c) { c.cpuadam_cores_perc = 0.3333333, c.pt_reserved_cores_perc = 0.6666666; }) ==
           "no exception");
     CHECK(wrong([](config c) { c.cpuadam_cores_perc = 0.9, c.pt_reserved_cores_perc = 0.1; }) == "no exception");
@@ -949,7 +950,8 @@ public:
         strings members;
         zenflow_config& z = c.zenflow.emplace();
         number(members, "topk_ratio", z.topk_ratio, 1);
-        number(members, "auto_ratio", z.auto_ratio, 1);
+        double checked_only = 0;
+        number(members, "auto_ratio", checked_only, 1);
         flag(members, "overlap_step", z.overlap);
         if (maybe() && !c.cpuadam_cores_perc)
             members.push_back("\"pt_reserved_cores_perc\":" + decimal(*(c.pt_reserved_cores_perc = unit())));

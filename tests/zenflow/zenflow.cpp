@@ -1407,7 +1407,6 @@ TEST_CASE("zenflow: options of a DeepSpeed configuration", "[once]")
                                                     .select_interval = 7,
                                                     .select_epochs = 0,
                                                     .update_interval = 5,
-                                                    .auto_ratio = 0.5,
                                                     .full_warm_up_rounds = 9,
                                                     .overlap = true});
     CHECK(all.topk_ratio == 0.3);

@@ -47,7 +47,6 @@ ADAMANT_DECL void validate(offload_config const& config)
     if (config.zenflow) {
         zenflow_config const& zenflow = *config.zenflow;
         number("topk_ratio", zenflow.topk_ratio, detail::zero_to_one);
-        number("auto_ratio", zenflow.auto_ratio, detail::zero_to_one);
         auto const interval = [](char const* key, std::size_t steps) {
             if (steps == 0)
                 detail::throw_invalid_argument({key, " is 0, but must be 1 or above"});
