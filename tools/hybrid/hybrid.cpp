@@ -365,7 +365,7 @@ settings parse(int argc, char** argv)
             continue;
         }
         if (option == "--no-overlap") {
-            zenflow.overlap = false;
+            zenflow.options.overlap = false;
             continue;
         }
         if (i + 1 == argc)
@@ -392,11 +392,14 @@ settings parse(int argc, char** argv)
         } else if (option == "--forward") {
             chosen.forward_ms = number(option, value, 1e6);
         } else if (option == "--zenflow") {
-            zenflow.topk_ratio = number(option, value, 1);
+            zenflow.options.topk_ratio = number(option, value, 1);
             chosen.zenflow = zenflow;
         } else if (option == "--update-interval" || option == "--select-interval") {
             std::size_t const steps = static_cast<std::size_t>(number(option, value, 1000));
-            (option == "--update-interval" ? zenflow.update_interval : zenflow.select_interval) = steps;
+            if (option == "--update-interval")
+                zenflow.options.update_interval = steps;
+            else
+                zenflow.options.select_interval = steps;
         } else if (option == "--link" && (value == "pcie5" || value == "c2c" || value == "none")) {
             chosen.link = value;
         } else {

@@ -181,12 +181,7 @@ step_list steps_with_zenflow(zenflow_settings const& chosen, adamant::executor c
                              std::shared_ptr<adamant::device> const& gpu, std::vector<tensor>& model,
                              loop const& training)
 {
-    adamant::zenflow_optimizer optimizer(cpu,
-                                         {.topk_ratio = chosen.topk_ratio,
-                                          .select_interval = chosen.select_interval,
-                                          .update_interval = chosen.update_interval,
-                                          .overlap = chosen.overlap},
-                                         common);
+    adamant::zenflow_optimizer optimizer(cpu, chosen.options, common);
     optimizer.add_group("all", adamw);
     for (std::size_t i = 0; i < model.size(); ++i) {
         optimizer.add_param({0, model[i].name, model[i].shard(), model[i].columns,
@@ -194,8 +189,9 @@ step_list steps_with_zenflow(zenflow_settings const& chosen, adamant::executor c
         optimizer.set_device_arrays(i, model[i].on_device);
     }
     optimizer.place(gpu);
+    std::size_t const window = *chosen.options.update_interval;
     std::size_t const steps =
-        chosen.steps != 0 ? chosen.steps : std::max(5 * chosen.update_interval, chosen.select_interval + 1);
+        chosen.steps != 0 ? chosen.steps : std::max(5 * window, chosen.options.select_interval + 1);
     step_list counted;
     for (std::size_t step = 1; step <= steps; ++step) {
         measured_step const result = training.step(
@@ -205,7 +201,7 @@ step_list steps_with_zenflow(zenflow_settings const& chosen, adamant::executor c
             std::printf("step %zu: norm %.4f, %6.1f ms%s%s\n", std::size_t{result.report.step},
                         result.report.global_norm, result.step_s * 1e3, result.report.selected ? ", selects" : "",
                         result.report.window_ended ? ", ends a window" : "");
-        if (!result.report.selected && step > 2 * chosen.update_interval)
+        if (!result.report.selected && step > 2 * window)
             counted.push_back(result);
     }
     (void)optimizer.state(); // copies the device's part to host memory
@@ -316,8 +312,8 @@ void run_zenflow(zenflow_settings const& chosen)
         rates.selected_elems =
             median(zenflow, [](measured_step const& m) { return static_cast<double>(m.report.elements); });
         rates.deferred_elems = static_cast<double>(elems) - rates.selected_elems;
-        rates.update_interval = chosen.update_interval;
-        rates.overlap = chosen.overlap;
+        rates.update_interval = *chosen.options.update_interval;
+        rates.overlap = chosen.options.overlap;
         step_list ending, others;
         for (measured_step const& m : zenflow)
             (m.report.window_ended ? ending : others).push_back(m);
@@ -352,9 +348,9 @@ void run_zenflow(zenflow_settings const& chosen)
         print_row("speculation", median(speculation, step_s), speculation_step_s, median(speculation, step_s) - waits,
                   speculation_step_s - waits, median(speculation, down_bytes), median(speculation, up_bytes));
         double const publish_s = median(ending, [](measured_step const& m) { return m.report.publish_s; });
-        double const works_s = device_s + publish_s / static_cast<double>(chosen.update_interval);
+        double const works_s = device_s + publish_s / static_cast<double>(rates.update_interval);
         print_row("ZenFlow", mean(zenflow, step_s), forecast.step_s, mean(zenflow, step_s) - waits - works_s,
-                  std::max(0.0, forecast.stall_s - publish_s / static_cast<double>(chosen.update_interval)),
+                  std::max(0.0, forecast.stall_s - publish_s / static_cast<double>(rates.update_interval)),
                   mean(zenflow, down_bytes), mean(zenflow, up_bytes));
         double const deferred_s = median(ending, [](measured_step const& m) { return m.report.deferred_s; });
         double const waited_s = mean(ending, [](measured_step const& m) { return m.report.waited_s; });

@@ -6,12 +6,10 @@
 #include <string>
 
 #include <adamant/formats.hpp>
+#include <adamant/zenflow.hpp>
 
 struct zenflow_settings {
-    double topk_ratio = 0.1;
-    std::size_t update_interval = 4;
-    std::size_t select_interval = 16;
-    bool overlap = true;
+    adamant::zenflow_options options;
     std::size_t layers = 1;
     std::size_t steps = 0; // 0: five windows and a selection
     adamant::shard_dtypes types = {};
