@@ -189,18 +189,22 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--elements", type=int, default=2**25, help="of the large param, 16 bytes each (%(default)s)")
     parser.add_argument("--rounds", type=int, default=11)
-    parser.add_argument("--parts", default="shares,methods")
+    parts = {"shares": shares_table, "methods": methods_table}
+    parser.add_argument("--parts", type=lambda text: text.split(","), default=list(parts),
+                        help="some of " + ",".join(parts))
     parser.add_argument("--quick", action="store_true", help="small sizes, to see whether everything works")
     asked = parser.parse_args()
+    if unknown := set(asked.parts) - set(parts):
+        sys.exit(f"changed_weights.py: {', '.join(unknown)} is none of {', '.join(parts)}")
 
     def usage():
         busy, _, processors = peers.processor_seconds()
         return busy, time.process_time(), processors
     cores = len(os.sched_getaffinity(0))
     torch.set_num_threads(cores)
-    for part in [{"shares": shares_table, "methods": methods_table}[name] for name in asked.parts.split(",")]:
+    for part in asked.parts:
         before = usage()
-        print("\n".join(part(asked)))
+        print("\n".join(parts[part](asked)))
         print(f"Others had {100 * peers.share_of_others(before, usage()):.1f} % of the processors meanwhile.\n", flush=True)
     print(peers.machine(cores, "the allocator's") + f"; torch {torch.__version__}, numpy {np.__version__}.")
 
