@@ -191,11 +191,11 @@ def main():
     parser.add_argument("--rounds", type=int, default=11)
     parts = {"shares": shares_table, "methods": methods_table}
     parser.add_argument("--parts", type=lambda text: text.split(","), default=list(parts),
-                        help="some of " + ",".join(parts))
+                        help="separated by commas (default: all)")
     parser.add_argument("--quick", action="store_true", help="small sizes, to see whether everything works")
     asked = parser.parse_args()
     if unknown := set(asked.parts) - set(parts):
-        sys.exit(f"changed_weights.py: {', '.join(unknown)} is none of {', '.join(parts)}")
+        parser.error(f"cannot measure {', '.join(sorted(unknown))}: choose from {', '.join(parts)}")
 
     def usage():
         busy, _, processors = peers.processor_seconds()

@@ -269,6 +269,9 @@ private:
         static constexpr std::string_view offload = "zero_optimization.zenflow.offload";
         static constexpr std::string_view auto_ratio = "zero_optimization.zenflow.auto_ratio";
         config.topk_ratio = number("zero_optimization.zenflow.topk_ratio", config.topk_ratio, zero_to_one);
+        json_value const* const found = document_.find(auto_ratio);
+        if (found != nullptr)
+            (void)number_in(auto_ratio, *found, zero_to_one);
         config.full_warm_up_rounds =
             whole<std::uint32_t>("zero_optimization.zenflow.full_warm_up_rounds", 0, 0, most_u32);
         config.overlap = flag("zero_optimization.zenflow.overlap_step", config.overlap);
@@ -278,10 +281,11 @@ private:
                                              "are stepped."}));
         select_interval(config);
         config.update_interval = whole_or_auto(update, 1);
-        (void)number(auto_ratio, 1, zero_to_one);
-        if (json_value const* const found = document_.find(auto_ratio); found != nullptr && !config.update_interval)
-            document_.warn(found->order, text_of({auto_ratio, " is ignored: it is a share of the matrices, and "
-                                                              "zenflow_options ends an automatic window by norms."}));
+        if (found != nullptr && !config.update_interval)
+            document_.warn(found->order,
+                           text_of({auto_ratio, " is ignored: DeepSpeed compares it with a share of the matrices, but "
+                                                "adamant ends an automatic window by squared gradient norms. Set "
+                                                "update_interval, or zenflow_options::auto_ratio in the program."}));
         if (config.update_interval > config.select_interval)
             document_.fail(text_of({update, " is ", *config.update_interval, ", but select_interval is ",
                                     detail::counted(config.select_interval, "step"),

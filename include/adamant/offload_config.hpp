@@ -16,7 +16,8 @@ ADAMANT_BEGIN_NAMESPACE
 
 /// ZenFlow options of a DeepSpeed configuration. The defaults are DeepSpeed's, including "auto".
 ///
-/// DeepSpeed's auto_ratio is not among them: it counts matrices, and zenflow_options ends an automatic window by norms.
+/// DeepSpeed's auto_ratio has no member: it limits a share of matrices, while zenflow_options::auto_ratio compares
+/// squared norms.
 /// The share of the cores that DeepSpeed configures in the same JSON object is offload_config::pt_reserved_cores_perc.
 struct zenflow_config {
     /// Interval that never ends.

@@ -51,7 +51,8 @@ struct zenflow_options {
     /// first is positive and at least auto_ratio times the second, or after max_deferred steps. Vectors count in
     /// neither norm.
     std::optional<std::size_t> update_interval = 4;
-    /// If update_interval is absent: how much the deferred gradients must outweigh the applied ones.
+    /// If update_interval is absent: how much the deferred gradients must outweigh the applied ones. Differs from
+    /// DeepSpeed's auto_ratio, which is a share of matrices.
     double auto_ratio = 1;
     std::size_t max_deferred = 64;       ///< maximum number of steps in a window without update_interval
     std::size_t full_warm_up_rounds = 0; ///< number of plain steps before ZenFlow begins

@@ -332,10 +332,12 @@ TEST_CASE("ZenFlow's intervals are those that DeepSpeed makes of them, in steps"
                   "zero_optimization.zenflow.offload is ignored: the state of selected columns is "
                   "kept where they are stepped.",
                   "zero_optimization.zenflow.topk_ration is ignored: did you mean topk_ratio?"});
-    // Its meaning differs from that of zenflow_options::auto_ratio.
-    CHECK(warnings_of(R"({"zero_optimization": {"zenflow": {"auto_ratio": 0.5}}})") ==
-          strings{"zero_optimization.zenflow.auto_ratio is ignored: it is a share of the matrices, and zenflow_options "
-                  "ends an automatic window by norms."});
+    // DeepSpeed's auto_ratio differs from zenflow_options::auto_ratio.
+    CHECK(
+        warnings_of(R"({"zero_optimization": {"zenflow": {"auto_ratio": 0.5}}})") ==
+        strings{"zero_optimization.zenflow.auto_ratio is ignored: DeepSpeed compares it with a share of the matrices, "
+                "but adamant ends an automatic window by squared gradient norms. Set update_interval, or "
+                "zenflow_options::auto_ratio in the program."});
     CHECK(warnings_of(R"({"zero_optimization": {"zenflow": {"update_interval": 4, "auto_ratio": 0.5}}})").empty());
 }
 
@@ -950,8 +952,8 @@ public:
         strings members;
         zenflow_config& z = c.zenflow.emplace();
         number(members, "topk_ratio", z.topk_ratio, 1);
-        double checked_only = 0;
-        number(members, "auto_ratio", checked_only, 1);
+        double ignored_ratio = 0;
+        number(members, "auto_ratio", ignored_ratio, 1);
         flag(members, "overlap_step", z.overlap);
         if (maybe() && !c.cpuadam_cores_perc)
             members.push_back("\"pt_reserved_cores_perc\":" + decimal(*(c.pt_reserved_cores_perc = unit())));

@@ -189,9 +189,9 @@ step_list steps_with_zenflow(zenflow_settings const& chosen, adamant::executor c
         optimizer.set_device_arrays(i, model[i].on_device);
     }
     optimizer.place(gpu);
-    std::size_t const window = *chosen.options.update_interval;
+    std::size_t const window_steps = chosen.options.update_interval.value();
     std::size_t const steps =
-        chosen.steps != 0 ? chosen.steps : std::max(5 * window, chosen.options.select_interval + 1);
+        chosen.steps != 0 ? chosen.steps : std::max(5 * window_steps, chosen.options.select_interval + 1);
     step_list counted;
     for (std::size_t step = 1; step <= steps; ++step) {
         measured_step const result = training.step(
@@ -201,7 +201,7 @@ step_list steps_with_zenflow(zenflow_settings const& chosen, adamant::executor c
             std::printf("step %zu: norm %.4f, %6.1f ms%s%s\n", std::size_t{result.report.step},
                         result.report.global_norm, result.step_s * 1e3, result.report.selected ? ", selects" : "",
                         result.report.window_ended ? ", ends a window" : "");
-        if (!result.report.selected && step > 2 * window)
+        if (!result.report.selected && step > 2 * window_steps)
             counted.push_back(result);
     }
     (void)optimizer.state(); // copies the device's part to host memory
@@ -312,7 +312,7 @@ void run_zenflow(zenflow_settings const& chosen)
         rates.selected_elems =
             median(zenflow, [](measured_step const& m) { return static_cast<double>(m.report.elements); });
         rates.deferred_elems = static_cast<double>(elems) - rates.selected_elems;
-        rates.update_interval = *chosen.options.update_interval;
+        rates.update_interval = chosen.options.update_interval.value();
         rates.overlap = chosen.options.overlap;
         step_list ending, others;
         for (measured_step const& m : zenflow)

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The parts of a zenflow_optimizer, and the work that several of its functions share.
+// The parts of a zenflow_optimizer, and the preconditions of opening a step.
 #pragma once
 
 #include <utility>
@@ -24,14 +24,14 @@ struct zenflow_core {
     [[nodiscard]] background_team& team() noexcept { return session.team(); }
     [[nodiscard]] zenflow_background& background() noexcept { return session.background(); }
     // Null without a device.
-    [[nodiscard]] device_columns* device_state() noexcept { return background().device_state(); }
+    [[nodiscard]] device_columns* device_state() const noexcept { return session.background().device_state(); }
 
-    void between_steps(char const* call)
+    void between_steps(char const* call) const
     {
-        background().check_at_rest();
+        session.background().check_at_rest();
         rules.between_steps(call);
     }
-    // Opens a step: publishes what the last call could not, allocates, and starts the session.
+    // Opens a step: allocates, publishes what the last call could not, and starts the session.
     void open(step_values const& values)
     {
         between_steps("begin_step()");

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The step session of a zenflow_optimizer, with the functions of step_session: opens a step, takes its gradients,
-// decides once the norm is known, and completes it. Also tracks the position of the run in its schedule.
+// The step session of a zenflow_optimizer: opens a step, takes its gradients, decides once the norm is known, and
+// completes it. Tracks the position of the run in its schedule. docs/design.md compares it with step_session.
 #pragma once
 
 #include <algorithm>
@@ -29,7 +29,7 @@
 ADAMANT_BEGIN_NAMESPACE
 namespace detail {
 
-// The caller, zenflow_core, checks the preconditions. All functions are for the caller's thread.
+// zenflow_optimizer checks the preconditions. Not thread-safe, except machine().
 class zenflow_session {
 public:
     zenflow_session(zenflow_model& model, zenflow_options const& zenflow, optimizer_options const& options)
@@ -38,8 +38,10 @@ public:
         if (options_.loss_scaling)
             scaler_ = initial_state(*options_.loss_scaling);
     }
-    // Whether this process was forked while work was running, or with a device or an open step. If so, the object must
-    // not be destroyed.
+    zenflow_session(zenflow_session const&) = delete;
+    zenflow_session& operator=(zenflow_session const&) = delete;
+    // Whether this process was forked during background work, with a device attached, or in a step. If so, the object
+    // must not be destroyed.
     [[nodiscard]] bool is_left_behind() const noexcept
     {
         return background_.is_left_behind() || (!machine_.is_between_steps() && !team_.in_this_process());
@@ -48,11 +50,13 @@ public:
     [[nodiscard]] step_machine const& machine() const noexcept { return machine_; }
     [[nodiscard]] background_team& team() noexcept { return team_; }
     [[nodiscard]] zenflow_background& background() noexcept { return background_; }
+    [[nodiscard]] zenflow_background const& background() const noexcept { return background_; }
     [[nodiscard]] zenflow_position const& position() const noexcept { return position_; }
     // The sum of the norms of this window's gradients: an upper bound of every deferred element.
     [[nodiscard]] double deferred_norm() const noexcept { return deferred_norm_; }
     [[nodiscard]] std::optional<loss_scaler_state> const& scaler() const noexcept { return scaler_; }
     [[nodiscard]] double loss_scale() const noexcept { return scaler_ ? scaler_->scale : 1.0; }
+    // Between these, params and moments are inconsistent.
     void begin_load() { machine_.go(step_state::inconsistent); }
     void end_load() { machine_.go(step_state::idle); }
     // Continues from a loaded state.
@@ -104,7 +108,8 @@ public:
     }
     void skip(std::size_t param) { model_.in_step[param] = shard_in_step::skipped; }
     // Finishes the step. Requires that all params are submitted or skipped. Throws device_error after rolling back the
-    // step. Any other exception leaves the step open.
+    // step; if the device does not recover, params and moments are inconsistent. If only publishing fails, throws, and
+    // the step is complete. After any other exception the step stays open.
     zenflow_report finish()
     {
         background_.finish_sums();
@@ -130,7 +135,7 @@ public:
         // updated first.
         background_.resume(selects_next(zenflow_, position_));
         background_.rethrow_publishing_error(position_.steps);
-        complete(report);
+        complete_report(report);
         return report;
     }
     // Discards the open step and its gradients.
@@ -158,7 +163,7 @@ public:
 private:
     using clock = std::chrono::steady_clock;
 
-    // Everything that may fail, then everything that writes.
+    // On the CPU, does everything that may fail before it writes. On a device, a failure is rolled back.
     void apply(norm_verdict const& verdict, zenflow_report& report)
     {
         bool const warm_up = is_in_warm_up(zenflow_, position_);
@@ -228,8 +233,7 @@ private:
         if (!waits)
             background_.begin_sums(std::move(sums));
     }
-    // Completes the report.
-    void complete(zenflow_report& report) const
+    void complete_report(zenflow_report& report) const
     {
         report.seconds = std::chrono::duration<double>(clock::now() - started_).count();
         if (device_columns const* const device_state = background_.device_state()) {
@@ -381,7 +385,7 @@ private:
     zenflow_gradients gradients_{model_, zenflow_, options_};
     host_columns host_{model_};
     background_team team_;
-    zenflow_background background_{model_, machine_, team_}; // last: its threads use the other members
+    zenflow_background background_{model_, machine_, team_}; // last: its threads use team_ and the model
 };
 
 } // namespace detail
