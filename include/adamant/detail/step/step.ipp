@@ -23,8 +23,9 @@ ADAMANT_DECL step_report step(executor const& cpu, any_shard const& shard, coeff
     kernel::memory_access const access{n >= stream_weight_out_from_elems, cpu.prefetch_bytes()};
     std::atomic<std::uint64_t> nonfinite{0};
     unsigned const threads = cpu.for_each_slice(n, [&](slice part) {
-        nonfinite.fetch_add(detail::step_elements(shard, cpu.tier(), part.begin, part.end, c, access),
-                            std::memory_order_relaxed);
+        std::uint64_t const found = detail::step_elements(shard, cpu.tier(), part.begin, part.end, c, access);
+        if (found != 0) // a locked instruction would wait for all stores of the step
+            nonfinite.fetch_add(found, std::memory_order_relaxed);
     });
     return {n, shard.bytes_moved(), nonfinite.load(std::memory_order_relaxed), cpu.tier(), threads};
 }
@@ -57,7 +58,8 @@ ADAMANT_DECL step_report step(executor const& cpu, shard_list const& shards,
                                   else
                                       pipelined.add(s, begin, end);
                               });
-        nonfinite.fetch_add(pipelined.finish() + batched.finish(), std::memory_order_relaxed);
+        if (std::uint64_t const found = pipelined.finish() + batched.finish(); found != 0)
+            nonfinite.fetch_add(found, std::memory_order_relaxed);
         if (access.stream)
             detail::stream_fence();
     });
