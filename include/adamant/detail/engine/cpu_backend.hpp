@@ -294,7 +294,7 @@ private:
         unsigned member;
         tracked_shard const& s;
         std::size_t begin, end;
-        kernel::memory_access access;
+        kernel::memory_access const& access;
         scratch_block& scratch;
     };
     void run_blocks(block_work const& w, block_pass pass) noexcept

@@ -15,7 +15,7 @@ namespace scalar {
 
 template <class Param, class Grad, class ExpAvg, class ExpAvgSq, class WeightOut>
 std::uint64_t fused_step(step_pointers const& a, std::size_t begin, std::size_t end, coefficients const& c,
-                         memory_access) noexcept
+                         memory_access const&) noexcept
 {
     float_mode_scope const mode(subnormals::kept);
     if constexpr (is_quantized<ExpAvg>) {

@@ -32,7 +32,8 @@ template <class T>
 using any_grad_unless_float = std::conditional_t<std::is_same_v<T, float>, float, any_grad>;
 
 template <bool Interleaved, class Grad, std::size_t Vectors>
-ADAMANT_SIMD void load_grads(std::byte const* array, std::size_t i, memory_access access, Grad, simd::f32 (&g)[Vectors])
+ADAMANT_SIMD void load_grads(std::byte const* array, std::size_t i, memory_access const& access, Grad,
+                             simd::f32 (&g)[Vectors])
 {
     std::byte const* const grad = array + i * sizeof(Grad);
     prefetch<Grad, Vectors>(grad, access.ahead.grad);
@@ -41,7 +42,7 @@ ADAMANT_SIMD void load_grads(std::byte const* array, std::size_t i, memory_acces
         simd::template load_pair<Grad, Interleaved>(grad + k * simd::lanes * sizeof(Grad), g[k], g[k + 1]);
 }
 template <bool Interleaved, std::size_t Vectors>
-ADAMANT_SIMD void load_grads(std::byte const* array, std::size_t i, memory_access access, any_grad,
+ADAMANT_SIMD void load_grads(std::byte const* array, std::size_t i, memory_access const& access, any_grad,
                              simd::f32 (&g)[Vectors])
 {
     if (access.grad == dtype::bfloat16)
@@ -117,7 +118,7 @@ ADAMANT_SIMD void copy_state(step_pointers const& a, std::size_t i)
 template <path Path, bool Interleaved, class Param, class Grad, class ExpAvg, class ExpAvgSq, class Recorder,
           std::size_t Vectors>
 ADAMANT_SIMD bool start_group(step_pointers const& a, std::size_t i, coefficient_vectors const& c,
-                              started_group<Recorder, Vectors>& group, memory_access access, Recorder& recorder,
+                              started_group<Recorder, Vectors>& group, memory_access const& access, Recorder& recorder,
                               random_vectors<ExpAvgSq>& random)
 {
     param_update(&updates)[Vectors] = group.updates;
@@ -181,8 +182,8 @@ ADAMANT_SIMD bool start_group(step_pointers const& a, std::size_t i, coefficient
 // Finishes a group that start_group() has started: params and weights.
 template <path Path, bool Interleaved, class Param, class WeightOut, class Recorder, std::size_t Vectors>
 ADAMANT_SIMD void finish_group(step_pointers const& a, std::size_t i, coefficient_vectors const& c,
-                               started_group<Recorder, Vectors> const& group, memory_access access, Recorder& recorder,
-                               random_vectors<Param>& random)
+                               started_group<Recorder, Vectors> const& group, memory_access const& access,
+                               Recorder& recorder, random_vectors<Param>& random)
 {
     simd::f32 p[Vectors];
     ADAMANT_UNROLL
@@ -210,11 +211,14 @@ enum class native_bfloat16 { no, yes, either };
 template <path Path, native_bfloat16 Native, class Param, class Grad, class ExpAvg, class ExpAvgSq, class WeightOut,
           class Record>
 [[gnu::noinline]] std::size_t fast_step(step_pointers const& arrays, std::size_t begin, std::size_t end,
-                                        step_scalars const& scalars, memory_access access, Record& record) noexcept
+                                        step_scalars const& scalars, memory_access const& permitted, bool stream,
+                                        Record& record) noexcept
 {
+    step_pointers const a = arrays; // copies, which no store below can change
+    memory_access access = permitted;
+    access.stream = stream;
     if constexpr (Native != native_bfloat16::either)
         access.native_bfloat16 = Native == native_bfloat16::yes;
-    step_pointers const a = arrays; // copies, which no store below can change
     using recorder_type = typename Record::recorder;
     recorder_type recorder(record, scalars);
     coefficient_vectors const c = broadcast(scalars);
@@ -250,26 +254,27 @@ template <path Path, native_bfloat16 Native, class Param, class Grad, class ExpA
 
 template <class Param, class Grad, class ExpAvg, class ExpAvgSq, class WeightOut, class Record>
 std::size_t ordinary_step(step_pointers const& a, std::size_t begin, std::size_t end, step_scalars const& c,
-                          memory_access access, Record& record) noexcept
+                          memory_access const& access, bool stream, Record& record) noexcept
 {
     constexpr bool stores_bfloat16 = std::is_same_v<Param, bfloat16> || std::is_same_v<ExpAvg, bfloat16> ||
                                      std::is_same_v<ExpAvgSq, bfloat16> || std::is_same_v<WeightOut, bfloat16>;
     if constexpr (simd::may_have_bfloat16 && stores_bfloat16 && std::is_same_v<Record, no_record>) {
         if (access.native_bfloat16)
             return fast_step<path::ordinary, native_bfloat16::yes, Param, Grad, ExpAvg, ExpAvgSq, WeightOut>(
-                a, begin, end, c, access, record);
+                a, begin, end, c, access, stream, record);
         return fast_step<path::ordinary, native_bfloat16::no, Param, Grad, ExpAvg, ExpAvgSq, WeightOut>(
-            a, begin, end, c, access, record);
+            a, begin, end, c, access, stream, record);
     } else {
         return fast_step<path::ordinary, native_bfloat16::either, Param, Grad, ExpAvg, ExpAvgSq, WeightOut>(
-            a, begin, end, c, access, record);
+            a, begin, end, c, access, stream, record);
     }
 }
 
-// A function that steps whole groups of an array while they pass the checks of its path. Returns where it stopped.
+// A function that steps whole groups of an array while they pass the checks of its path. stream: whether it streams
+// weight_out, whatever memory_access permits. Returns where it stopped.
 template <class Record>
 using path_function = std::size_t (*)(step_pointers const&, std::size_t, std::size_t, step_scalars const&,
-                                      memory_access, Record&) noexcept;
+                                      memory_access const&, bool stream, Record&) noexcept;
 
 // Copies the group that begins at element i of an array. Stores whole vectors, as a step loads them: a load waits for
 // all earlier stores that it spans.
@@ -283,8 +288,8 @@ ADAMANT_SIMD void copy_group(std::byte* target, std::byte const* array, std::siz
 // group: `ordinary` is the ordinary path for these types. None of its elements may have been stepped yet. Returns
 // false, with nothing written, if the group fails the checks of the path. One function for all types.
 [[gnu::noinline]] inline bool step_part(step_pointers const& a, array_types const& types, std::size_t group,
-                                        std::size_t begin, std::size_t n, step_scalars const& c, memory_access access,
-                                        path_function<no_record> ordinary) noexcept
+                                        std::size_t begin, std::size_t n, step_scalars const& c,
+                                        memory_access const& access, path_function<no_record> ordinary) noexcept
 {
     alignas(64) std::byte copies[5][group_elems * sizeof(float)];
     std::uint64_t changed = 0;
@@ -297,10 +302,9 @@ ADAMANT_SIMD void copy_group(std::byte* target, std::byte const* array, std::siz
     copy_group(copies[3], a.exp_avg_sq, group, types.elem_bytes[3]);
     if (types.param == dtype::split_float32)
         copy_group(copies[4], a.weight_out, group, types.elem_bytes[4]);
-    access.stream = false;
     no_record none;
     step_scalars const copy_scalars = c.from(group);
-    if (ordinary(copy, 0, group_elems, copy_scalars, access, none) != group_elems) [[unlikely]]
+    if (ordinary(copy, 0, group_elems, copy_scalars, access, false, none) != group_elems) [[unlikely]]
         return false;
     if (a.copies != nullptr && !records_codes(types))
         copy_few_states(a, types, begin, n);

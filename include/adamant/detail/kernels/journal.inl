@@ -286,24 +286,24 @@ constexpr paths_of_types<record_writer<Param>> recorded_paths(bool grad_is_float
 
 // See recorded_step_function.
 template <class Param, class Grad, class WeightOut>
-std::byte* recorded_step(step_pointers const& a, std::size_t n, coefficients const& c, memory_access access,
+std::byte* recorded_step(step_pointers const& a, std::size_t n, coefficients const& c, memory_access const& permitted,
                          std::byte* record) noexcept
 {
     float_mode_scope const mode(subnormals::flushed);
     alignas(64) std::byte moments[2][2 * group_elems * sizeof(float)];
+    memory_access access = permitted;
+    if (access.grad == dtype::none)
+        access.grad = dtype_of<Grad>;
     bool const stream = simd::can_stream && access.stream;
     std::byte* const codes = record + (record_writer<Param>::copies_params ? param_copy_bytes(n) : 0);
     std::byte* const old = codes + (n - n % group_elems) * sizeof(std::uint16_t);
     record_writer<Param> writer{record, codes, old, {moments[0], moments[1]}, stream};
-    if constexpr (std::is_void_v<WeightOut> || !simd::can_stream)
-        access.stream = false;
-    else
-        access.stream = access.stream && reinterpret_cast<std::uintptr_t>(a.weight_out) % 64 == 0;
-    if (access.grad == dtype::none)
-        access.grad = dtype_of<Grad>;
+    bool const stream_weights =
+        !std::is_void_v<WeightOut> && stream && reinterpret_cast<std::uintptr_t>(a.weight_out) % 64 == 0;
     static constexpr paths_of_types<record_writer<Param>> grad_paths = recorded_paths<Param, Grad, WeightOut>(false);
     static constexpr paths_of_types<record_writer<Param>> float_paths = recorded_paths<Param, Grad, WeightOut>(true);
-    step_stretch(a, 0, 0, n, {c, {}}, access, access.grad == dtype::float32 ? float_paths : grad_paths, writer);
+    step_stretch(a, 0, 0, n, {c, {}}, access, stream_weights, access.grad == dtype::float32 ? float_paths : grad_paths,
+                 writer);
     if (stream && access.fences)
         simd::stream_fence();
     return writer.old;
@@ -326,7 +326,7 @@ ADAMANT_SIMD kept_units find_kept_units(std::byte const* codes)
 }
 // See rollback_function.
 template <class Grad>
-void rollback_step(step_pointers const& arrays, std::size_t n, coefficients const& scalars, memory_access access,
+void rollback_step(step_pointers const& arrays, std::size_t n, coefficients const& scalars, memory_access const& access,
                    std::byte const* record) noexcept
 {
     float_mode_scope const mode(subnormals::flushed);

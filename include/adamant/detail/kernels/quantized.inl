@@ -212,9 +212,10 @@ inline constexpr std::size_t line_vectors = 32 / simd::lanes;
 // The scales tell whether moments are ordinary: the smallest second moment is 2^-32 of its scale.
 template <tracking Tracking, class Param, class Grad, class WeightOut>
 [[gnu::noinline]] std::size_t fast_quantized_groups(step_pointers const& arrays, std::size_t begin, std::size_t end,
-                                                    step_scalars const& scalars, memory_access access) noexcept
+                                                    step_scalars const& scalars, memory_access const& given) noexcept
 {
     step_pointers const a = arrays;
+    memory_access const access = given;
     coefficient_vectors const c = broadcast(scalars);
     code_constants const constants = make_code_constants();
     code_randoms random(scalars.rounding.exp_avg_sq, scalars.lines.exp_avg_sq, begin - quantized_group_elems);
@@ -318,7 +319,7 @@ template <tracking Tracking, class Param, class Grad, class WeightOut>
 // as the work, so these loops are compiled twice.
 template <class Param, class Grad, class WeightOut>
 std::size_t fast_quantized_step(step_pointers const& a, std::size_t begin, std::size_t end, step_scalars const& c,
-                                memory_access access) noexcept
+                                memory_access const& access) noexcept
 {
     if constexpr (std::is_same_v<Param, float> && !std::is_void_v<WeightOut>) {
         if (a.changed != nullptr)

@@ -35,14 +35,14 @@ struct quantized_paths {
     // Steps whole groups within one line of random numbers, from `begin` on, while they are ordinary. Returns the
     // element at which it stopped. May be null.
     std::size_t (*ordinary)(step_pointers const&, std::size_t begin, std::size_t end, step_scalars const&,
-                            memory_access) noexcept;
+                            memory_access const&) noexcept;
     std::size_t param_bytes, grad_bytes, weight_bytes; // per element
 };
 template <class Param, class Grad, class WeightOut>
 ADAMANT_ALWAYS_INLINE constexpr quantized_paths
 quantized_paths_for(step_function step, quantized_codec const& codec,
                     std::size_t (*ordinary)(step_pointers const&, std::size_t, std::size_t, step_scalars const&,
-                                            memory_access) noexcept) noexcept
+                                            memory_access const&) noexcept) noexcept
 {
     return {step, codec, ordinary, sizeof(Param), sizeof(Grad), size_bytes(dtype_of<WeightOut>)};
 }
@@ -52,8 +52,10 @@ inline constexpr std::size_t quantized_stretch_elems = 512;
 
 // Steps a stretch by decoding its moments to floats. Returns the number of gradients that are not finite.
 inline std::uint64_t step_decoded(step_pointers const& a, std::size_t i, std::size_t n, step_scalars const& c,
-                                  memory_access access, quantized_paths const& paths) noexcept
+                                  memory_access const& permitted, quantized_paths const& paths) noexcept
 {
+    memory_access access = permitted;
+    access.stream = false;
     alignas(64) float m[quantized_stretch_elems];
     alignas(64) float v[quantized_stretch_elems];
     std::byte* const exp_avg = a.exp_avg + array_bytes(dtype::quantized8, i);
@@ -67,7 +69,6 @@ inline std::uint64_t step_decoded(step_pointers const& a, std::size_t i, std::si
                                 a.weight_out == nullptr ? nullptr : a.weight_out + i * paths.weight_bytes,
                                 {a.place.param, a.place.begin + i},
                                 a.changed == nullptr ? nullptr : a.changed + i / changed_word_elems};
-    access.stream = false;
     std::uint64_t const nonfinite = paths.step(stretch, 0, n, c, access);
     std::size_t const rest = groups * quantized_group_elems - n;
     std::memset(m + n, 0, rest * sizeof(float));
@@ -79,9 +80,10 @@ inline std::uint64_t step_decoded(step_pointers const& a, std::size_t i, std::si
 // See step_function. `begin` is a multiple of 64, and so is `end` except at the shard's end. While groups are not
 // ordinary, stretches grow, so that little is computed twice.
 inline std::uint64_t quantized_step(step_pointers const& a, std::size_t begin, std::size_t end, coefficients const& c,
-                                    memory_access access, quantized_paths const& paths) noexcept
+                                    memory_access const& permitted, quantized_paths const& paths) noexcept
 {
     bool const ordinary = paths.ordinary != nullptr && fast_paths_apply(c) && ordinary_path_applies(c);
+    memory_access access = permitted;
     access.stream = access.stream && ordinary &&
                     reinterpret_cast<std::uintptr_t>(a.weight_out + begin * paths.weight_bytes) % 64 == 0;
     std::uint64_t nonfinite = 0;

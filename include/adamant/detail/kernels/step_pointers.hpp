@@ -46,7 +46,8 @@ struct prefetch_distances {
     [[nodiscard]] constexpr bool operator==(prefetch_distances const&) const noexcept = default;
 };
 
-// How a step accesses memory, which affects its speed and never its bits; and what the arrays hold.
+// How a step accesses memory, which affects its speed and never its bits; and what the arrays hold. Passed by reference
+// and not copied on the way to a kernel: a load of several fields waits until the stores of each are in the cache.
 struct memory_access {
     bool stream = false;          // store weight_out and records past the caches; see offload_shard::copies_state()
     bool fences = true;           // a kernel that streams ends with a fence; if false, the caller must stream_fence()
@@ -86,7 +87,7 @@ struct step_scalars : coefficients {
 
 // One step over elements [begin, end). Returns the number of infinite and NaN elements of grad.
 using step_function = std::uint64_t (*)(step_pointers const&, std::size_t begin, std::size_t end, coefficients const&,
-                                        memory_access) noexcept;
+                                        memory_access const&) noexcept;
 
 // reference::block_squares of one block of n elements.
 using block_squares_function = grad_squares (*)(std::byte const* grad, std::size_t n) noexcept;
@@ -98,8 +99,8 @@ inline constexpr std::size_t record_unit = 16;
 // floats or have 16 bits. Writes a record from which rollback_function restores every bit of param, exp_avg and
 // exp_avg_sq. With 16-bit params it begins with a copy of them, of param_copy_bytes(n). It begins at a multiple of 64
 // bytes and takes at most record_bytes_at_most(n). Only the same instruction set can read it. Returns its end.
-using recorded_step_function = std::byte* (*)(step_pointers const&, std::size_t n, coefficients const&, memory_access,
-                                              std::byte* record) noexcept;
+using recorded_step_function = std::byte* (*)(step_pointers const&, std::size_t n, coefficients const&,
+                                              memory_access const&, std::byte* record) noexcept;
 [[nodiscard]] constexpr std::size_t param_copy_bytes(std::size_t n) noexcept
 {
     return (n * sizeof(std::uint16_t) + 63) / 64 * 64;
@@ -112,7 +113,7 @@ using recorded_step_function = std::byte* (*)(step_pointers const&, std::size_t 
 
 // Rolls the step back, given the same gradient and coefficients. Does not change weight_out. Params are floats. With
 // memory_access::param_is_old they are only read, and the record begins after the copy of the params.
-using rollback_function = void (*)(step_pointers const&, std::size_t n, coefficients const&, memory_access access,
+using rollback_function = void (*)(step_pointers const&, std::size_t n, coefficients const&, memory_access const&,
                                    std::byte const* record) noexcept;
 
 // out = grad + sum, as reference::added, or out = grad, rounded, without a sum. out may alias sum.

@@ -29,7 +29,7 @@ ADAMANT_SIMD std::uint64_t careful_groups(step_pointers const& a, std::size_t be
 // ordinary is not computed twice. Returns the number of gradients that are not finite.
 template <class Record>
 ADAMANT_SIMD std::uint64_t step_groups(step_pointers const& a, std::size_t begin, std::size_t end,
-                                       step_scalars const& c, memory_access access, bool ordinary,
+                                       step_scalars const& c, memory_access const& access, bool stream, bool ordinary,
                                        paths_of_types<Record> const& paths, Record& record)
 {
     constexpr std::size_t shortest = 64;
@@ -41,7 +41,7 @@ ADAMANT_SIMD std::uint64_t step_groups(step_pointers const& a, std::size_t begin
     for (std::size_t i = begin; i < end;) {
         if (ordinary) {
             std::size_t const start = i;
-            i = paths.ordinary(a, i, end, c, access, record);
+            i = paths.ordinary(a, i, end, c, access, stream, record);
             if (i == end)
                 break;
             lenient_stretch = i > start ? shortest : lenient_stretch < longest ? 2 * lenient_stretch : longest;
@@ -50,7 +50,7 @@ ADAMANT_SIMD std::uint64_t step_groups(step_pointers const& a, std::size_t begin
         }
         std::size_t const lenient_end = end - i < lenient_stretch ? end : i + lenient_stretch;
         std::size_t const start = i;
-        i = paths.lenient(a, i, lenient_end, c, access, record);
+        i = paths.lenient(a, i, lenient_end, c, access, stream, record);
         careful_stretch = i > start ? shortest : careful_stretch < longest ? 2 * careful_stretch : longest;
         if (i < lenient_end) {
             std::size_t const careful_end = end - i < careful_stretch ? end : i + careful_stretch;
@@ -63,11 +63,12 @@ ADAMANT_SIMD std::uint64_t step_groups(step_pointers const& a, std::size_t begin
 
 // Steps elements [begin, end), in one function for all types. The whole groups begin after the first `head` elements.
 // Steps head and rest first, which are less than a group each: as the beginning and the end of a whole group, whose
-// elements must not have been stepped yet. Returns the number of gradients that are not finite.
+// elements must not have been stepped yet. stream: as in path_function. Returns the number of gradients that are not
+// finite.
 template <class Record>
 [[gnu::noinline]] std::uint64_t step_stretch(step_pointers const& a, std::size_t begin, std::size_t head,
-                                             std::size_t end, step_scalars const& c, memory_access access,
-                                             paths_of_types<Record> const& paths, Record& record) noexcept
+                                             std::size_t end, step_scalars const& c, memory_access const& access,
+                                             bool stream, paths_of_types<Record> const& paths, Record& record) noexcept
 {
     std::size_t const rest = (end - begin - head) % group_elems;
     std::size_t const whole_end = end - rest;
@@ -82,7 +83,7 @@ template <class Record>
         nonfinite += careful_step(a, paths.types, begin, begin + head, c);
     begin += head;
     if (fast)
-        nonfinite += step_groups(a, begin, whole_end, c, access, ordinary, paths, record);
+        nonfinite += step_groups(a, begin, whole_end, c, access, stream, ordinary, paths, record);
     else if (begin < whole_end)
         nonfinite += careful_groups(a, begin, whole_end, c, paths.types, record);
     return nonfinite;
@@ -109,7 +110,7 @@ ADAMANT_SIMD int arrays_aligned_at(step_pointers const& a, std::size_t i)
 // Calls step_stretch() after deciding whether the weights can be streamed, and where whole groups begin.
 template <class Param, class Grad, class ExpAvg, class ExpAvgSq, class WeightOut>
 ADAMANT_SIMD std::uint64_t step_line(step_pointers const& a, std::size_t begin, std::size_t end, step_scalars const& c,
-                                     memory_access access)
+                                     memory_access const& access)
 {
     // A vector that lies in two cache lines takes time: if all do, a step takes 1.4 times as long in cache and twice as
     // long in memory. Arrays from malloc() begin 16 bytes past a line, so in most shards aligning exp_avg aligns all
@@ -124,21 +125,20 @@ ADAMANT_SIMD std::uint64_t step_line(step_pointers const& a, std::size_t begin, 
             arrays_aligned_at<Param, Grad, ExpAvg, ExpAvgSq>(a, begin))
             head = 0;
     }
+    bool stream = false;
     if constexpr (simd::can_stream && !std::is_void_v<WeightOut> && !is_split<Param>) {
         // Streams whole cache lines only, because a line that is written in two parts goes to memory twice.
         if (access.stream) {
             std::byte const* const weights = a.weight_out + begin * sizeof(WeightOut);
             std::size_t const before_line = elems_before_line<WeightOut>(weights);
-            access.stream = begins_line(weights + before_line * sizeof(WeightOut)) && before_line < end - begin;
-            head = access.stream ? before_line : head;
+            stream = begins_line(weights + before_line * sizeof(WeightOut)) && before_line < end - begin;
+            head = stream ? before_line : head;
         }
-    } else {
-        access.stream = false;
     }
     no_record none;
-    std::uint64_t const nonfinite = step_stretch(a, begin, head, end, c, access,
+    std::uint64_t const nonfinite = step_stretch(a, begin, head, end, c, access, stream,
                                                  paths_for<Param, Grad, ExpAvg, ExpAvgSq, WeightOut, no_record>, none);
-    if (access.stream && access.fences)
+    if (stream && access.fences)
         simd::stream_fence();
     return nonfinite;
 }
@@ -148,7 +148,7 @@ ADAMANT_SIMD std::uint64_t step_line(step_pointers const& a, std::size_t begin, 
 // See step_function.
 template <class Param, class Grad, class ExpAvg, class ExpAvgSq, class WeightOut>
 std::uint64_t fused_step(step_pointers const& a, std::size_t begin, std::size_t end, coefficients const& c,
-                         memory_access access) noexcept
+                         memory_access const& access) noexcept
 {
     float_mode_scope const mode(subnormals::flushed);
     if constexpr (is_quantized<ExpAvg>) {

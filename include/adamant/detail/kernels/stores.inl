@@ -222,7 +222,7 @@ ADAMANT_SIMD bool is_tracked(step_pointers const& a)
 template <class Param, class WeightOut, bool Interleaved, bool Ordinary, tracking Tracking = tracking::either,
           std::size_t Vectors>
 ADAMANT_SIMD std::uint64_t store_params(step_pointers const& a, std::size_t i, simd::f32 const (&p)[Vectors],
-                                        memory_access access, [[maybe_unused]] random_vectors<Param>& random)
+                                        memory_access const& access, [[maybe_unused]] random_vectors<Param>& random)
 {
     constexpr bool has_floats = std::is_same_v<Param, float>;
     std::byte* const param = a.param + i * sizeof(Param);

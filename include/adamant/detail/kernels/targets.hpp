@@ -56,17 +56,19 @@ using avx512::round_weights;
 using avx512::split_masters;
 template <class Param, class Grad, class ExpAvg, class ExpAvgSq, class WeightOut>
 std::uint64_t fused_step(step_pointers const& a, std::size_t begin, std::size_t end, coefficients const& c,
-                         memory_access access) noexcept
+                         memory_access const& access) noexcept
 {
-    access.native_bfloat16 = true;
-    return avx512::fused_step<Param, Grad, ExpAvg, ExpAvgSq, WeightOut>(a, begin, end, c, access);
+    memory_access native = access;
+    native.native_bfloat16 = true;
+    return avx512::fused_step<Param, Grad, ExpAvg, ExpAvgSq, WeightOut>(a, begin, end, c, native);
 }
 template <class Param, class Grad, class WeightOut>
-std::byte* recorded_step(step_pointers const& a, std::size_t n, coefficients const& c, memory_access access,
+std::byte* recorded_step(step_pointers const& a, std::size_t n, coefficients const& c, memory_access const& access,
                          std::byte* record) noexcept
 {
-    access.native_bfloat16 = true;
-    return avx512::recorded_step<Param, Grad, WeightOut>(a, n, c, access, record);
+    memory_access native = access;
+    native.native_bfloat16 = true;
+    return avx512::recorded_step<Param, Grad, WeightOut>(a, n, c, native, record);
 }
 } // namespace avx512_bf16
 

@@ -159,20 +159,21 @@ public:
     }
 
     void step(std::size_t block, ready_gradient const& g, coefficients const& c,
-              kernel::memory_access access) const noexcept
+              kernel::memory_access const& access) const noexcept
     {
         (g.in_scratch ? kernels_->step_scratch : kernels_->step)(arrays_at(block, g.elements), 0, length(block), c,
                                                                  access);
     }
     // Steps blocks [begin, end) in one call, with the gradient in the shard's array.
-    void step(std::size_t begin, std::size_t end, coefficients const& c, kernel::memory_access access) const noexcept
+    void step(std::size_t begin, std::size_t end, coefficients const& c,
+              kernel::memory_access const& access) const noexcept
     {
         kernels_->step(shard_.pointers(), begin * norm_block_elems, std::min(size(), end * norm_block_elems), c,
                        access);
     }
     // Steps a block and writes a record for rollback(). Returns the end of the record.
     [[nodiscard]] std::byte* step_recorded(std::size_t block, ready_gradient const& g, coefficients const& c,
-                                           kernel::memory_access access, std::byte* record) const noexcept
+                                           kernel::memory_access const& access, std::byte* record) const noexcept
     {
         std::size_t const n = length(block);
         if (changed() != nullptr) {
@@ -189,7 +190,7 @@ public:
         changes.mark(block * norm_block_elems, n, before.grad, words_of(block));
         return end;
     }
-    void rollback(std::size_t block, ready_gradient g, coefficients const& c, kernel::memory_access access,
+    void rollback(std::size_t block, ready_gradient g, coefficients const& c, kernel::memory_access const& access,
                   std::byte const* record, scratch_block& scratch) const noexcept
     {
         if (changed() == nullptr)
@@ -265,13 +266,14 @@ private:
         return changed() + block * (norm_block_elems / kernel::changed_word_elems);
     }
     [[nodiscard]] std::byte* step_with_record(std::size_t block, ready_gradient const& g, coefficients const& c,
-                                              kernel::memory_access access, std::byte* record) const noexcept
+                                              kernel::memory_access const& access, std::byte* record) const noexcept
     {
         std::size_t const n = length(block);
         if (!copies_state(c, access)) {
-            access.grad = g.in_scratch ? dtype::float32 : dtype::none;
+            kernel::memory_access with_grad = access;
+            with_grad.grad = g.in_scratch ? dtype::float32 : dtype::none;
             return with_float_masters(block, g.elements, [&](kernel::step_pointers const& arrays) {
-                return kernels_->recorded(arrays, n, c, access, record);
+                return kernels_->recorded(arrays, n, c, with_grad, record);
             });
         }
         kernel::step_pointers arrays = arrays_at(block, g.elements);
@@ -301,8 +303,9 @@ private:
             stream_fence();
         return record + copies_bytes(n);
     }
-    void roll_back_state(std::size_t block, ready_gradient g, coefficients const& c, kernel::memory_access access,
-                         std::byte const* record, scratch_block& scratch) const noexcept
+    void roll_back_state(std::size_t block, ready_gradient g, coefficients const& c,
+                         kernel::memory_access const& access, std::byte const* record,
+                         scratch_block& scratch) const noexcept
     {
         std::size_t const n = length(block);
         if (!copies_state(c, access)) {
@@ -320,7 +323,7 @@ private:
     }
 
     void roll_back_copied_params(std::size_t block, ready_gradient const& g, coefficients const& c,
-                                 kernel::memory_access access, std::byte const* record) const noexcept
+                                 kernel::memory_access const& access, std::byte const* record) const noexcept
     {
         std::size_t const n = length(block);
         kernel::step_pointers arrays = arrays_at(block, g.elements);
@@ -328,8 +331,9 @@ private:
         scratch_block floats;
         kernels_->widen_params(arrays.param, nullptr, n, floats.grad);
         arrays.param = floats.grad;
-        access.param_is_old = true;
-        kernels_->rollback_scratch(arrays, n, c, access, record + param_copy_bytes(n));
+        kernel::memory_access old_params = access;
+        old_params.param_is_old = true;
+        kernels_->rollback_scratch(arrays, n, c, old_params, record + param_copy_bytes(n));
     }
     // Whether records of codes begin with a copy of the params.
     [[nodiscard]] bool copies_params() const noexcept { return kernels_->widen_params != nullptr; }
@@ -337,7 +341,7 @@ private:
     [[nodiscard]] bool may_copy_state() const noexcept { return kernels_->recorded == nullptr || copies_params(); }
     // Whether the record of a step is a copy of the state, not codes. With 16-bit params, copies are faster in cache,
     // and steps with codes round to nearest only. A rollback needs the same coefficients and access as the step.
-    [[nodiscard]] bool copies_state(coefficients const& c, kernel::memory_access access) const noexcept
+    [[nodiscard]] bool copies_state(coefficients const& c, kernel::memory_access const& access) const noexcept
     {
         return kernels_->recorded == nullptr || (copies_params() && (!access.stream || c.rounding.param));
     }

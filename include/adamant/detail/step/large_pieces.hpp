@@ -21,7 +21,7 @@ namespace detail {
 class large_pieces {
 public:
     // elements: of the whole list.
-    large_pieces(isa tier, std::span<coefficients const> group_coefficients, kernel::memory_access access,
+    large_pieces(isa tier, std::span<coefficients const> group_coefficients, kernel::memory_access const& access,
                  std::size_t elements) noexcept
         : tier_(tier), group_coefficients_(group_coefficients), access_(access),
           min_waiting_elems_(access.ahead.param == 0 ? never : min_waiting_elems(elements))

@@ -15,7 +15,7 @@ namespace detail {
 // Steps elements [begin, end) and returns the number of infinite and NaN gradients. A float32 weight_out is copied from
 // the params block by block, while these are in a cache: a kernel that stores both would double the kernels of float32.
 inline std::uint64_t step_elements(any_shard const& s, isa tier, std::size_t begin, std::size_t end,
-                                   coefficients const& c, kernel::memory_access access) noexcept
+                                   coefficients const& c, kernel::memory_access const& access) noexcept
 {
     constexpr std::size_t block = 4096;
     kernel::step_function const run = s.step_for(tier);

@@ -149,7 +149,7 @@ public:
     [[nodiscard]] std::size_t elems() const noexcept { return work_.elems(); }
     // Runs one tile, and calls matrix_done(matrix) after the last one of a matrix. Returns false if no tile is left.
     template <class MatrixDone>
-    bool do_next(std::vector<zenflow_matrix> const& matrices, kernel::memory_access access,
+    bool do_next(std::vector<zenflow_matrix> const& matrices, kernel::memory_access const& access,
                  MatrixDone const& matrix_done) noexcept
     {
         return work_.do_next([&](tile const& t) {
@@ -160,7 +160,7 @@ public:
     }
     // Steps the given columns of one matrix immediately.
     void do_columns(executor const& cpu, std::vector<zenflow_matrix> const& matrices, std::size_t matrix,
-                    std::vector<std::uint8_t> const& columns, kernel::memory_access access) const
+                    std::vector<std::uint8_t> const& columns, kernel::memory_access const& access) const
     {
         zenflow_matrix const& m = matrices[matrix];
         if (parts[matrix].sums == nullptr)
@@ -176,7 +176,7 @@ private:
         std::size_t matrix, strip, part;
     };
     void do_tile(std::vector<zenflow_matrix> const& matrices, tile const& t, std::vector<std::uint8_t> const& columns,
-                 kernel::memory_access access) const noexcept
+                 kernel::memory_access const& access) const noexcept
     {
         deferred_part const& part = parts[t.matrix];
         matrices[t.matrix].step_strip(t.strip, t.part, columns, part.sums, part.scale, zero_nonfinite, part.steps,

@@ -28,7 +28,7 @@ public:
             gathered_ = buffer<std::byte>(bytes);
     }
     // Steps selected columns and vectors, and writes their weights.
-    void step(kernel::memory_access access)
+    void step(kernel::memory_access const& access)
     {
         gather();
         columns_.clear();

@@ -87,7 +87,7 @@ public:
     }
     // Steps a column with this gradient of its rows.
     void step_column(std::size_t column, std::byte const* gradient, group_step const& step,
-                     kernel::memory_access access) const noexcept
+                     kernel::memory_access const& access) const noexcept
     {
         float_mode_scope const mode(subnormals::flushed);
         offload_shard const view = part(column, 0, rows_, gradient);
@@ -127,7 +127,7 @@ public:
     // Column c uses steps[step_of[c]]. zero: non-finite sums count as zero.
     void step_strip(std::size_t strip, std::size_t strip_part, std::vector<std::uint8_t> const& flags,
                     float const* sums, float scale, bool zero, std::vector<coefficients> const& steps,
-                    std::vector<std::uint32_t> const& step_of, kernel::memory_access access) const noexcept
+                    std::vector<std::uint32_t> const& step_of, kernel::memory_access const& access) const noexcept
     {
         float_mode_scope const mode(subnormals::flushed);
         std::size_t const first = strip * strip_columns;
