@@ -121,8 +121,8 @@ ADAMANT_SIMD std::uint64_t step_line(step_pointers const& a, std::size_t begin, 
     bool const streams_copies = a.copies != nullptr && a.copies->stream;
     if (simd::lanes * sizeof(float) > 16 && end - begin >= shortest && !streams_copies && ordinary_path_applies(c)) {
         head = elems_before_line<ExpAvg>(a.exp_avg + begin * sizeof(ExpAvg));
-        if (arrays_aligned_at<Param, Grad, ExpAvg, ExpAvgSq>(a, begin + head) <=
-            arrays_aligned_at<Param, Grad, ExpAvg, ExpAvgSq>(a, begin))
+        if (head != 0 && arrays_aligned_at<Param, Grad, ExpAvg, ExpAvgSq>(a, begin + head) <=
+                             arrays_aligned_at<Param, Grad, ExpAvg, ExpAvgSq>(a, begin))
             head = 0;
     }
     bool stream = false;
