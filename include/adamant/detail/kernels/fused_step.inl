@@ -276,12 +276,21 @@ template <class Record>
 using path_function = std::size_t (*)(step_pointers const&, std::size_t, std::size_t, step_scalars const&,
                                       memory_access const&, bool stream, Record&) noexcept;
 
-// Copies the group that begins at element i of an array. Stores whole vectors, as a step loads them: a load waits for
-// all earlier stores that it spans.
+// Copies the group that begins at element i of an array, whose elements have 2 or 4 bytes. Stores whole vectors, as a
+// step loads them: a load waits for all earlier stores that it spans.
 ADAMANT_SIMD void copy_group(std::byte* target, std::byte const* array, std::size_t i, std::size_t elem_bytes)
 {
+    constexpr std::size_t vector_bytes = simd::lanes * sizeof(float);
+    constexpr std::size_t half = group_elems * sizeof(std::uint16_t);
+    static_assert(half % vector_bytes == 0);
     std::byte const* const source = array + i * elem_bytes;
-    for (std::size_t byte = 0; byte < group_elems * elem_bytes; byte += simd::lanes * sizeof(float))
+    ADAMANT_UNROLL
+    for (std::size_t byte = 0; byte < half; byte += vector_bytes)
+        simd::template store<float>(target + byte, simd::template load<float>(source + byte));
+    if (elem_bytes == sizeof(std::uint16_t))
+        return;
+    ADAMANT_UNROLL
+    for (std::size_t byte = half; byte < 2 * half; byte += vector_bytes)
         simd::template store<float>(target + byte, simd::template load<float>(source + byte));
 }
 // Steps elements [begin, begin + n), which are a part of the group that begins at element `group`, in a copy of that
