@@ -12,7 +12,8 @@ Exit status: 0 nothing is slower, 1 something is, 2 it could not be found out.
 How it decides. A row is run by both programs, one right after the other, in random order: a pair, and the ratio of its
 times is one value. What is judged is the time over that of the row's own limit, which the same run has measured, so
 that a machine that gets slower for a while slows down both; and the time itself, because a limit uses the library's
-threads. Neither is taken to be normally distributed: the range that holds the median is that of the sign test.
+threads. A row differs if one of the two does and the median of the other does not say the opposite. Neither is taken
+to be normally distributed: the range that holds the median is that of the sign test.
 
 First each row gets a few pairs, all rows in turn. Rows that seem to differ at all get more of them, and only these new
 ones count: a row is slower if the range of their median lies above 1 and the median itself by 3 %. The confidence of
@@ -92,11 +93,14 @@ def compare(rows, pair, options, tell=lambda text: None):
 
 
 def verdicts(first, again, confidence, options):
-    """{row: (-1 faster, 0, 1 slower)}: slower by one measure is slower."""
+    """{row: (-1 faster, 0, 1 slower)}: by one measure, unless the median of another says the opposite. If only the
+    limit has changed, such as its hand-over to threads, the time stays."""
     found = {}
     for row in first:
-        each = [differs(values, confidence, options.effect) for values in again.get(row, {}).values() if values]
-        found[row] = max(each, key=lambda d: (d == 1, d == -1), default=0)
+        measured = [values for values in again.get(row, {}).values() if values]
+        each = [differs(values, confidence, options.effect) for values in measured]
+        medians = [statistics.median(values) for values in measured]
+        found[row] = (1 if 1 in each and min(medians) > 1 else -1 if -1 in each and max(medians) < 1 else 0)
     return found
 
 
