@@ -282,10 +282,11 @@ private:
         select_interval(config);
         config.update_interval = whole_or_auto(update, 1);
         if (found != nullptr && !config.update_interval)
-            document_.warn(found->order,
-                           text_of({auto_ratio, " is ignored: DeepSpeed compares it with a share of the matrices, but "
-                                                "adamant ends an automatic window by squared gradient norms. Set "
-                                                "update_interval, or zenflow_options::auto_ratio in the program."}));
+            document_.warn(
+                found->order,
+                text_of({auto_ratio, " is ignored: DeepSpeed compares it with a share of the matrices, but "
+                                     "adamant ends an automatic window by squared gradient norms. Set "
+                                     "update_interval, or auto_ratio in the options of the ZenFlow optimizer."}));
         if (config.update_interval > config.select_interval)
             document_.fail(text_of({update, " is ", *config.update_interval, ", but select_interval is ",
                                     detail::counted(config.select_interval, "step"),

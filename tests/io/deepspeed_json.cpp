@@ -337,7 +337,7 @@ TEST_CASE("ZenFlow's intervals are those that DeepSpeed makes of them, in steps"
         warnings_of(R"({"zero_optimization": {"zenflow": {"auto_ratio": 0.5}}})") ==
         strings{"zero_optimization.zenflow.auto_ratio is ignored: DeepSpeed compares it with a share of the matrices, "
                 "but adamant ends an automatic window by squared gradient norms. Set update_interval, or "
-                "zenflow_options::auto_ratio in the program."});
+                "auto_ratio in the options of the ZenFlow optimizer."});
     CHECK(warnings_of(R"({"zero_optimization": {"zenflow": {"update_interval": 4, "auto_ratio": 0.5}}})").empty());
 }
 
