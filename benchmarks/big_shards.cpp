@@ -48,6 +48,7 @@ void big_shard(benchmark::State& state, executor const& cpu, std::size_t n, page
         contenders.push_back({part_in_race::aside, "chance", "", [&] { adamant::step(cpu, shard, stochastic); }});
     }
     add_limits<Shard>(contenders, cpu, a, n);
+    add_moving_dividing<Shard>(contenders, cpu, a, n);
     bool const has_openmp = add_plain<Shard>(contenders, cpu, a, n, c) && cpu.threads() > 1;
     double const huge = a.huge_share();
     std::string note;

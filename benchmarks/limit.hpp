@@ -121,15 +121,16 @@ inline std::size_t vector_bytes() noexcept
 // Of arrays {param, grad, exp_avg, exp_avg_sq, weight_out}; the template arguments are their bytes per element, both
 // moments having the same, or in_groups. prefetch_bytes: how far ahead to prefetch, 0 for not at all. ReadsWeights:
 // weight_out is read, too, as the upper half of the params. Fences: ends with a fence where stores go past the caches.
+// Divides: float moments are divided, exp_avg / sqrt(exp_avg_sq), and the quotients thrown away.
 template <std::size_t Param, std::size_t Grad, std::size_t Moment, std::size_t WeightOut, stores Stores,
-          bool ReadsWeights = false, bool Fences = true>
+          bool ReadsWeights = false, bool Fences = true, bool Divides = false>
 void move_bytes(std::byte* const* arrays, std::size_t begin, std::size_t end, std::size_t prefetch_bytes)
 {
     if constexpr (Moment == in_groups) {
         ADAMANT_BENCH_WIDEST(move_beside_groups<Param, Grad, WeightOut, Stores, ReadsWeights, Fences>(
             arrays, begin, end, prefetch_bytes))
     } else {
-        ADAMANT_BENCH_WIDEST(move_bytes<Param, Grad, Moment, WeightOut, Stores, ReadsWeights, Fences>(
+        ADAMANT_BENCH_WIDEST(move_bytes<Param, Grad, Moment, WeightOut, Stores, ReadsWeights, Fences, Divides>(
             arrays, begin, end, prefetch_bytes))
     }
 }

@@ -101,10 +101,18 @@ void move_beside_groups(std::byte* const* arrays, std::size_t begin, std::size_t
         ADAMANT_BENCH_FENCE();
 }
 
+ADAMANT_SIMD void divide_by_root(reg numerator, reg square)
+{
+    float_reg root = reinterpret_cast<float_reg>(square);
+    asm(ADAMANT_BENCH_SQRT : ADAMANT_BENCH_REGISTER(root)); // this instruction, and no estimate of it
+    float_reg quotient = reinterpret_cast<float_reg>(numerator) / root;
+    asm volatile("" : ADAMANT_BENCH_REGISTER(quotient));
+}
+
 // One line of the array with the smallest elements, and as many elements of the others, in turn: more of each at a time
 // is slower, by 6% in float32. Reading all of a turn before writing any of it is faster, by 2% on an Ice Lake.
 template <std::size_t Param, std::size_t Grad, std::size_t Moment, std::size_t WeightOut, stores Stores,
-          bool ReadsWeights, bool Fences>
+          bool ReadsWeights, bool Fences, bool Divides>
 void move_bytes(std::byte* const* arrays, std::size_t begin, std::size_t end, std::size_t prefetch_bytes)
 {
     constexpr bool stream = Stores == stores::all_streamed;
@@ -115,6 +123,11 @@ void move_bytes(std::byte* const* arrays, std::size_t begin, std::size_t end, st
         read_lines<turn * Grad>(arrays[1] + i * Grad, prefetch_bytes);
         lines<turn * Moment, stream> const exp_avg(arrays[2] + i * Moment, prefetch_bytes);
         lines<turn * Moment, stream> const exp_avg_sq(arrays[3] + i * Moment, prefetch_bytes);
+        if constexpr (Divides) {
+            ADAMANT_UNROLL
+            for (std::size_t k = 0; k < turn * Moment / sizeof(reg); ++k)
+                divide_by_root(exp_avg.values[k], exp_avg_sq.values[k]);
+        }
         if constexpr (ReadsWeights) {
             lines<turn * WeightOut, stream> const weight(arrays[4] + i * WeightOut, prefetch_bytes);
             weight.write(arrays[4] + i * WeightOut);
@@ -145,10 +158,8 @@ inline void divide(float const* numerator, float const* square, std::size_t begi
     for (std::size_t i = begin; i < end; i += 64) {
         ADAMANT_UNROLL
         for (std::size_t k = 0; k < 64; k += lanes) {
-            float_reg root = *reinterpret_cast<float_reg const*>(square + i + k);
-            asm(ADAMANT_BENCH_SQRT : ADAMANT_BENCH_REGISTER(root)); // this instruction, and no estimate of it
-            float_reg quotient = *reinterpret_cast<float_reg const*>(numerator + i + k) / root;
-            asm volatile("" : ADAMANT_BENCH_REGISTER(quotient));
+            divide_by_root(*reinterpret_cast<reg const*>(numerator + i + k),
+                           *reinterpret_cast<reg const*>(square + i + k));
         }
     }
 }

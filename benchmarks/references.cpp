@@ -89,6 +89,29 @@ void add_limits(std::vector<contender>& contenders, executor const& cpu, arrays 
         add.template operator()<limit::stores::all_streamed>("all stores streamed");
 }
 
+template <class Shard>
+void add_moving_dividing(std::vector<contender>& contenders, executor const& cpu, arrays const& a, std::size_t n)
+{
+    if constexpr (std::is_same_v<typename Shard::exp_avg_type, float>) {
+        auto const add = [&]<limit::stores Stores>() {
+            for (std::size_t const ahead : prefetch_distances)
+                contenders.push_back(
+                    {part_in_race::aside, "moving_dividing", prefetch_name(ahead), [&cpu, &a, n, ahead] {
+                         cpu.for_each_slice(n / 64 * 64, [&](slice part) {
+                             limit::move_bytes<limit_bytes(Shard::dtypes[0]), limit_bytes(Shard::dtypes[1]),
+                                               sizeof(float), limit_bytes(Shard::dtypes[4]), Stores,
+                                               has_split_param(Shard::dtypes), true, true>(a.pointers(), part.begin,
+                                                                                           part.end, ahead);
+                         });
+                     }});
+        };
+        if constexpr (limit::can_stream && Shard::dtypes[4] != dtype::none && !has_split_param(Shard::dtypes))
+            if (!in_cache(n))
+                return add.template operator()<limit::stores::weight_out_streamed>();
+        add.template operator()<limit::stores::cached>();
+    }
+}
+
 template <class T>
 void add_reads(std::vector<contender>& contenders, executor const& cpu, T const* array, std::size_t n)
 {
@@ -125,6 +148,7 @@ bool add_plain(std::vector<contender>& contenders, executor const& cpu, arrays c
 #define ADAMANT_BENCH_REFERENCES(shard)                                                                                \
     template void add_limits<shard>(std::vector<contender>&, executor const&, arrays const&, std::size_t,              \
                                     gradient_reads, std::function<void()> const&);                                     \
+    template void add_moving_dividing<shard>(std::vector<contender>&, executor const&, arrays const&, std::size_t);    \
     template bool add_plain<shard>(std::vector<contender>&, executor const&, arrays const&, std::size_t,               \
                                    adamant::coefficients const&)
 ADAMANT_BENCH_REFERENCES(f32);

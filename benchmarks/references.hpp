@@ -34,6 +34,11 @@ template <class Shard>
 void add_limits(std::vector<contender>& contenders, executor const& cpu, arrays const& a, std::size_t n,
                 gradient_reads reads = gradient_reads::once, std::function<void()> const& prepare = {});
 
+// A loop that does both: it moves what a step over float32 moments moves and divides as often. How far a step can hide
+// its divisions behind memory, or memory behind them, is seen beside it.
+template <class Shard>
+void add_moving_dividing(std::vector<contender>& contenders, executor const& cpu, arrays const& a, std::size_t n);
+
 // Those of a sum: loops that read n elements.
 template <class T>
 void add_reads(std::vector<contender>& contenders, executor const& cpu, T const* array, std::size_t n);
