@@ -34,8 +34,8 @@ template <class Shard>
 void add_limits(std::vector<contender>& contenders, executor const& cpu, arrays const& a, std::size_t n,
                 gradient_reads reads = gradient_reads::once, std::function<void()> const& prepare = {});
 
-// A loop that does both: it moves what a step over float32 moments moves and divides as often. How far a step can hide
-// its divisions behind memory, or memory behind them, is seen beside it.
+// A loop that moves the bytes of a step over float32 moments, and does as many square roots and divisions. Beside it, a
+// row shows how much of the time for arithmetic a step hides.
 template <class Shard>
 void add_moving_dividing(std::vector<contender>& contenders, executor const& cpu, arrays const& a, std::size_t n);
 
