@@ -46,8 +46,8 @@ struct prefetch_distances {
     [[nodiscard]] constexpr bool operator==(prefetch_distances const&) const noexcept = default;
 };
 
-// How a step accesses memory, which affects its speed and never its bits; and what the arrays hold. Passed by reference
-// and not copied on the way to a kernel: a load of several fields waits until the stores of each are in the cache.
+// How a step accesses memory, which affects its speed and never its bits; and what the arrays hold. Passed by reference:
+// a copy of fields that were just stored waits for these stores.
 struct memory_access {
     bool stream = false;          // store weight_out and records past the caches; see offload_shard::copies_state()
     bool fences = true;           // a kernel that streams ends with a fence; if false, the caller must stream_fence()
