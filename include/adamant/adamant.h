@@ -29,10 +29,10 @@
  * adamant_..._create() with its adamant_..._free(), which accepts a null pointer, too. Handles count references: an
  * object may be freed before other objects that were created with it.
  *
- * Structs. Each begins with struct_bytes, its size in the caller's version, so that later versions of the library may
- * append fields. adamant_..._init(&options, sizeof options) sets struct_bytes and all defaults, which are not all zero.
- * Fields that this version of the library does not know must be zero. Fields that the caller's version does not know
- * have their defaults.
+ * Structs. Each except adamant_piece begins with struct_bytes, its size in the caller's version, so that later versions
+ * of the library may append fields. adamant_..._init(&options, sizeof options) sets struct_bytes and all defaults,
+ * which are not all zero. Fields that this version of the library does not know must be zero. Fields that the caller's
+ * version does not know have their defaults.
  *
  * Numbers. Sizes and indices are of type size_t; they count elements unless the name says bytes, and indices begin at
  * 0. True and false are int32_t: 0 is false, any other value is true. The bits of a result depend on hyperparameters,
@@ -133,8 +133,9 @@ typedef struct adamant_executor_options {
     uint32_t threads;     /**< 0: one on each PU. 1: the caller, unless pus is given; asynchronous steps then run in an
                            * additional unbound thread */
     adamant_binding bind; /**< an adamant_binding */
-    size_t min_slice_elems;   /**< minimum of elements per thread; for fewer elements a call uses fewer threads. 0:
-                               * chosen by the measured cost of a hand-over, from 4096 to 16384 */
+    size_t min_slice_elems;   /**< minimum of elements per thread; for fewer elements a call uses fewer threads. 0: for
+                               * two threads chosen by the measured cost of a hand-over, from 4096 to 16384; for more
+                               * threads 4096 */
     size_t max_chunk_elems;   /**< maximum of elements in one work item; 0: the default, 65536. Changes no bit, like
                                  prefetch_bytes */
     size_t prefetch_bytes;    /**< prefetch distance of a step; ADAMANT_AUTOMATIC_BYTES: 256 on AMD, else 2048 */
@@ -203,7 +204,8 @@ typedef struct adamant_shard {
     /** Bits of changed weights, (elements + 63) / 64 words; null: not tracked. Bit i % 64 of word i / 64 belongs to
      * element i. A step sets the bits of elements whose published weight (weight_out, or param without one) it changes,
      * and leaves the others as they are. A step that is skipped, abandoned or rolled back leaves all as they were.
-     * adamant_load_state() sets all. With adamant_zenflow_add_param() they are in the order of its weights. */
+     * adamant_load_safetensors() and adamant_load_memory() set all. With adamant_zenflow_add_param() they are in the
+     * order of its weights. */
     uint64_t* changed;
 } adamant_shard;
 ADAMANT_C_API adamant_status adamant_shard_init(adamant_shard* shard, size_t struct_bytes);
@@ -246,7 +248,8 @@ ADAMANT_C_API adamant_status adamant_hyperparameters_init(adamant_hyperparameter
  * clip_coefficient / loss_scale; pass 1 for unused factors. step_number counts from 1. Writes the number of infinite or
  * NaN gradients, which the step applies, to *nonfinite, which may be null. The shard's accumulator must be
  * ADAMANT_NONE. Stochastic rounding depends on its begin and rounding_stream; its shape is ignored. Without stochastic
- * rounding the bits equal adamant_step()'s for the same values; it uses the name in place of rounding_stream. From any
+ * rounding the bits equal adamant_step()'s for the same values; with it they differ, because adamant_step() derives
+ * random numbers from the parameter's name in place of rounding_stream. From any
  * thread, for shards that do not overlap. invalid argument, before anything is written: invalid types, pointers,
  * hyperparameters or factors, and step number 0. */
 ADAMANT_C_API adamant_status adamant_step_shard(const adamant_executor* executor, const adamant_shard* shard,
@@ -454,8 +457,7 @@ ADAMANT_C_API adamant_status adamant_select_cores(const adamant_core_options* op
 ADAMANT_C_API adamant_status adamant_allowed_pus(char* pus, size_t pus_bytes);
 /** Returns the least CPU quota of this process's cgroups, in CPUs, for example 2.5. 0: no quota. source: the file that
  * sets it, "" without one; may be null with source_bytes 0. All processes of the cgroup share the quota. Executors of
- * default size and adamant_select_cores() use no more threads than each rank's part of it keeps busy. Errors as above.
- */
+ * default size and adamant_select_cores() limit each rank to its share of the quota. Errors as above. */
 ADAMANT_C_API adamant_status adamant_cpu_quota(double* cpus, char* source, size_t source_bytes);
 /** Returns the NUMA nodes for the rank's optimizer state, as a list for adamant_buffer_options.nodes (empty if none may
  * be used), and a text that explains the selection of cores. why may be null with why_bytes 0. Otherwise like
@@ -598,8 +600,8 @@ enum {
 
 typedef int32_t adamant_speculation; /* whether shards are stepped before the norm is known; changes no bit */
 enum {
-    ADAMANT_SPECULATE_AUTOMATIC = 0, /**< until finish, unless most of the last eight steps were rolled back, or the
-                                        model is so small that submit updates it itself */
+    ADAMANT_SPECULATE_AUTOMATIC = 0, /**< until finish, unless more than half of the last eight steps were clipped or
+                                        skipped, or the model is so small that submit updates it itself */
     ADAMANT_SPECULATE_ALWAYS = 1,    /**< every step */
     ADAMANT_SPECULATE_NEVER = 2
 };
@@ -646,11 +648,14 @@ typedef struct adamant_optimizer_options {
     void* weights_ready_user;            /**< passed to weights_ready */
 } adamant_optimizer_options;
 /** journal_budget_bytes limits the records for the rollback of a step; the library never allocates more than one step's
- * records can take. With float32 or split params and float32 moments, records take, in bytes per element, 2 in the
- * first step, 2.1 to 2.3 in ordinary training and at most 14 (12 with the instruction set scalar);
- * with 16-bit params and float32 moments 10, or in models of 4 million elements and more, with params
- * rounded to nearest, 4 to 4.2 and at most 12; with other types as much as params and moments (6, 8 or 10), each array
- * a multiple of 64 bytes; and an eighth more for unused parts of pages. ADAMANT_AUTOMATIC_BYTES is 3 bytes per element
+ * records can take. The journal takes an eighth more than its records, which take, in bytes per element:
+ *
+ * - float32 or split params, float32 moments: 2.1 to 2.3 in training, at most 14; with the instruction set scalar 12
+ * - 16-bit params, float32 moments: 10; rounded to nearest, in models of 4 million elements and more: 4 to 4.2 in
+ *   training, at most 12
+ * - other types: the bytes of params and moments (6, 8 or 10), each array a multiple of 64 bytes
+ *
+ * ADAMANT_AUTOMATIC_BYTES is 3 bytes per element
  * with the types of the first case, the size of params and moments with others, and the maximum with keep_last_step. A
  * shard whose records do not fit waits for the norm. */
 ADAMANT_C_API adamant_status adamant_optimizer_options_init(adamant_optimizer_options* options, size_t struct_bytes);
@@ -929,14 +934,14 @@ ADAMANT_C_API adamant_status adamant_skip(adamant_optimizer* optimizer, size_t s
  * step stays open: call this again, or adamant_abandon(). With a device, any other error has rolled the step back; see
  * adamant_place(). */
 ADAMANT_C_API adamant_status adamant_finish(adamant_optimizer* optimizer, adamant_report* report);
-/** Abandons the open step: restores params and moments to the bit, and rounds param to weight_out. Accumulated
+/** Abandons the open step: restores params and moments exactly, and rounds param to weight_out. Accumulated
  * gradients stay. unavailable, and the step stays open: shards were submitted to a step that needs no norm (no skip, no
  * clipping by norm, no reduce), without keep_last_step. */
 ADAMANT_C_API adamant_status adamant_abandon(adamant_optimizer* optimizer);
 /** Rolls back the last step, which must have been applied with keep_last_step. Since then no step may have begun, no
  * gradient may have been accumulated, no group or shard added or removed, no shard placed, no step count or loss scaler
  * set, and no state loaded. The step's gradients must be unchanged at their current addresses; a checksum verifies
- * that. Restores params, moments, the step count and the loss scale to the bit, and rounds param to weight_out.
+ * that. Restores params, moments, the step count and the loss scale exactly, and rounds param to weight_out.
  *
  * Accumulated gradients are valid again. A step reads accumulators without changing them and marks them as empty, so
  * after the rollback they have the same micro-steps as before the step. To repeat the step, submit the last gradients
@@ -982,7 +987,7 @@ ADAMANT_C_API adamant_status adamant_set_steps(adamant_optimizer* optimizer, uin
 typedef struct adamant_loss_scaler {
     size_t struct_bytes;      /**< size of this struct; set by the init function */
     double scale;             /**< the loss scale */
-    uint32_t good_steps;      /**< consecutive steps without overflow */
+    uint32_t good_steps;      /**< steps since the scale last grew or a gradient last overflowed */
     uint32_t hysteresis_left; /**< overflows until the scale shrinks */
 } adamant_loss_scaler;
 /** Sets struct_bytes, sets scale and hysteresis_left to 1, and all other fields to zero. */
@@ -1351,7 +1356,7 @@ typedef struct adamant_zenflow_position {
     int32_t has_selection;    /**< whether columns have been selected */
     int32_t has_loss_scaler;  /**< whether the next three fields are set */
     double loss_scale;        /**< the loss scale; 0: no dynamic loss scaling */
-    uint32_t good_steps;      /**< steps without overflow since the scale last changed */
+    uint32_t good_steps;      /**< steps since the scale last grew or a gradient last overflowed */
     uint32_t hysteresis_left; /**< overflows until the scale shrinks */
     double done_squares;      /**< squares of applied gradients, for update_interval 0 */
     double deferred_norm;     /**< upper bound of the norm of deferred gradients */

@@ -39,9 +39,9 @@ struct placement {
     std::size_t cpu_elems = 0;       ///< elements that the CPU updates
     std::size_t device_elems = 0;    ///< elements that the device updates
     double ratio_asked = 1;          ///< the ratio that was requested
-    /// Whether a memory limit did not allow the requested ratio; the placement is then the nearest allowed one. It
-    /// stays false if the limits allow the ratio itself and forbid only the cut (or the set of whole shards) that is
-    /// nearest to it. The nearest allowed cut or set is then used. To detect that, compare ratio() with ratio_asked.
+    /// Whether a memory limit ruled out the requested ratio; the placement is then the nearest allowed one. False if a
+    /// limit ruled out only the boundary (or the set of whole shards) nearest to the ratio, and the next nearest is
+    /// used; compare ratio() with ratio_asked to detect that.
     bool limited = false;
     /// Whether no other placement with the unit, order and limits of the split_request is nearer to the ratio. False
     /// only for whole shards whose sizes differ so much that the search cannot try all of their sums: then another

@@ -28,7 +28,7 @@ struct float16 {
     friend bool operator==(float16, float16) = default;
 };
 
-/// The 16-bit residual of a split float32 master: master = weight + residual; see split_master().
+/// The 16-bit residual of a split float32 master, whose bits are (weight << 16) + residual; see split_master().
 struct split_float32 {
     std::uint16_t bits; ///< the lower 16 bits of the master
     /// Compares all members.
@@ -260,13 +260,13 @@ inline constexpr std::uint32_t canonical_nan_bits = 0x7fc00000u;    // the one N
 {
     std::uint32_t const sign = (x.bits & 0x8000u) << 16;
     std::uint32_t const abs = x.bits & 0x7fffu;
-    if (abs >= 0x7c00u) ///< infinity or NaN, the payload moved up
+    if (abs >= 0x7c00u) // infinity or NaN, the payload moved up
         return std::bit_cast<float>(sign | float_infinity_bits | (abs & 0x3ffu) << 13);
-    if (abs >= 0x0400u) ///< normal: the exponent's bias goes from 15 to 127
+    if (abs >= 0x0400u) // normal: the exponent's bias goes from 15 to 127
         return std::bit_cast<float>(sign | ((abs << 13) + (112u << 23)));
     if (abs == 0)
         return std::bit_cast<float>(sign);
-    auto const top = static_cast<std::uint32_t>(std::bit_width(abs)) - 1; ///< subnormal: abs * 2^-24, 1.x * 2^(top-24)
+    auto const top = static_cast<std::uint32_t>(std::bit_width(abs)) - 1; // subnormal: abs * 2^-24, 1.x * 2^(top-24)
     return std::bit_cast<float>(sign | (top + 103u) << 23 | ((abs << (23 - top)) & 0x007fffffu));
 }
 
@@ -296,11 +296,11 @@ template <>
     std::uint32_t const abs = bits & float_abs_mask;
     if (abs > float_infinity_bits)
         return {0x7e00};
-    if (abs >= 0x47800000u) ///< 2^16 and above; what lies between 65520 and 2^16 overflows by the rounding below
+    if (abs >= 0x47800000u) // 2^16 and above; what lies between 65520 and 2^16 overflows by the rounding below
         return {static_cast<std::uint16_t>(sign | 0x7c00u)};
-    std::uint32_t shift = 13; ///< how many low bits of the mantissa go
+    std::uint32_t shift = 13; // how many low bits of the mantissa go
     std::uint32_t mantissa = abs - (112u << 23);
-    if (abs < 0x38800000u) {   ///< below 2^-14: a binary16 subnormal, a multiple of 2^-24
+    if (abs < 0x38800000u) {   // below 2^-14: a binary16 subnormal, a multiple of 2^-24
         if (abs < 0x33000000u) // below 2^-25: rounds to zero
             return {static_cast<std::uint16_t>(sign)};
         shift = 126u - (abs >> 23);

@@ -63,12 +63,14 @@ inline constexpr std::size_t min_chunk_elems = 4096;
 /// Upper limit of the min_slice_elems that an executor chooses by itself for two threads (see executor_options).
 inline constexpr std::size_t max_min_slice_elems = 16384;
 
-/// Divides n elements among up to `threads` threads, so that each gets at least min_slice_elems elements.
-/// min_slice_elems is at least 1. A thread gets about sixteen chunks, so that others can steal some if it is delayed,
-/// and all threads get equally many: a thread with one more would finish a sixteenth later. Chunks have at most
-/// max_chunk_elems elements, or `smallest` if that is more. They have at least about `smallest` elements, so that
-/// taking a chunk costs at most a hundredth of the work on it. If a thread gets fewer than `smallest` elements in
-/// total, they form one or two chunks.
+/// Divides n elements among up to `threads` threads.
+///
+/// - Each thread gets at least min_slice_elems elements; min_slice_elems is at least 1.
+/// - A thread gets about sixteen chunks, so that others can steal some if it is delayed.
+/// - All threads get the same number of chunks: a thread with one more would finish a sixteenth later.
+/// - Chunks have at most max(max_chunk_elems, smallest) elements.
+/// - Chunks have at least about `smallest` elements, so that taking one costs at most a hundredth of the work on it.
+///   A thread that gets fewer elements in total has one or two chunks.
 [[nodiscard]] constexpr chunking chunks_of(std::size_t n, unsigned threads, std::size_t min_slice_elems,
                                            std::size_t max_chunk_elems = default_max_chunk_elems,
                                            std::size_t smallest = min_chunk_elems) noexcept

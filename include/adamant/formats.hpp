@@ -229,12 +229,16 @@ template <class Grad>
 
 // ---- Names of storage formats
 
-/// Types of a shard with this storage format and these weights; the formats are: float32                 float32 master
-/// and moments split_float32           split master weights: bfloat16 weight and 16-bit residual; float32 moments
-/// bfloat16                float32 master, bfloat16 moments quantized8              float32 master, 8-bit moments
-/// split_float32+bfloat16, split_float32+quantized8: split master weights with these moments weight: type of the
-/// weights, bfloat16 or float16, or none if the master is the weight. Split masters need bfloat16. Absent for another
-/// name, and for split masters without bfloat16 weights; find_format() says whether a shard can have the types. Pure.
+/// Types of a shard with this storage format, gradients of `grad` and weights of `weight`. Pure.
+///
+/// - float32: float32 master and moments
+/// - split_float32: split master weights (bfloat16 weight and 16-bit residual), float32 moments
+/// - bfloat16, quantized8: float32 master, moments of this type
+/// - split_float32+bfloat16, split_float32+quantized8: split master weights, moments of this type
+///
+/// find_format() says whether a shard can have these types.
+/// @param weight bfloat16 or float16; none if the master is the weight
+/// @return nullopt for an unknown name, and for split masters without bfloat16 weights
 [[nodiscard]] constexpr std::optional<shard_dtypes> types_of_state(std::string_view name, dtype grad,
                                                                    dtype weight) noexcept
 {

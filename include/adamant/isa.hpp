@@ -12,7 +12,7 @@ ADAMANT_BEGIN_NAMESPACE
 
 /// An instruction set that kernels are compiled for (a tier). The choice changes no bit of a result.
 enum class isa : std::uint8_t {
-    automatic,   ///< in a request: the fastest that the CPU supports; never in a report
+    automatic,   ///< in a request: ADAMANT_ISA if it is set, else the fastest that the CPU supports; never in a report
     scalar,      ///< the reference implementation, one element at a time
     neon,        ///< NEON, which every AArch64 processor has
     avx2,        ///< AVX2 and FMA

@@ -26,9 +26,8 @@ struct zenflow_config {
     double topk_ratio = 0.1; ///< Share of the columns that is selected, in [0, 1].
     /// Steps between selections, at least 1.
     ///
-    /// With the strategy "epoch", and with "auto", which means one epoch, it is select_epochs times the steps of an
-    /// epoch, or `never` if the configuration does not contain that number. A caller who knows that number sets
-    /// select_interval to select_epochs times it.
+    /// With the strategies "epoch" and "auto" (one epoch) it is select_epochs times the steps of an epoch, or `never`
+    /// if the configuration does not contain that number. Callers who know the number set select_interval themselves.
     std::size_t select_interval = never;
     std::size_t select_epochs = 1; ///< Epochs between selections; 0: select_interval is given in steps.
     std::optional<std::size_t> update_interval = {}; ///< Steps between updates of the other columns; unset: "auto".

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The optimizer that engines embed: norm, clipping, loss scale and update in one or two passes over memory. A step may
 // begin before the last gradient arrives. If the norm then requires clipping or a skip, the speculative updates are
-// rolled back bit for bit. If the step has to be clipped, they are then repeated with the clip coefficient.
+// rolled back exactly. If the step has to be clipped, they are then repeated with the clip coefficient.
 #pragma once
 
 #include <chrono>
@@ -215,7 +215,7 @@ public:
     /// @throws invalid_argument for a shard that is neither submitted nor skipped, and what options.reduce throws; the
     /// step then stays open: call finish() again, or abandon()
     optimizer_report finish();
-    /// Rolls back the open step bit for bit; accumulated gradients stay.
+    /// Rolls back the open step exactly; accumulated gradients stay.
     /// @throws unavailable if that is impossible; the step then stays open. A step that needs no norm (see
     /// optimizer_report::measured) can be rolled back only with keep_last_step
     void abandon();

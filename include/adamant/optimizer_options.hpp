@@ -38,7 +38,7 @@ struct loss_scaling_options {
 /// State of dynamic loss scaling; saved with the optimizer's state.
 struct loss_scaler_state {
     double scale = 1;                  ///< the loss scale
-    std::uint32_t good_steps = 0;      ///< in a row
+    std::uint32_t good_steps = 0;      ///< since the scale last grew or a gradient last overflowed
     std::uint32_t hysteresis_left = 1; ///< overflows until the scale shrinks
     /// Compares all members.
     friend bool operator==(loss_scaler_state const&, loss_scaler_state const&) = default;

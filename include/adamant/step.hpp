@@ -85,8 +85,8 @@ step_report step(executor const& cpu, any_shard const& shard, coefficients const
 step_report step(executor const& cpu, any_shard const& shard, hyperparameters const& hyper, std::uint64_t step_number,
                  grad_scaling const& scaling = {});
 
-/// The same for all shards of a list in one hand-over to the threads: ten thousand small shards take as long as one of
-/// their total size. group_coefficients: one for each parameter group, in order.
+/// The same for all shards of a list in one hand-over to the threads. group_coefficients: one for each parameter group,
+/// in order.
 /// @throws invalid_argument, before anything is written, if group_coefficients has fewer elements than shards.groups();
 /// otherwise as above
 step_report step(executor const& cpu, shard_list const& shards, std::span<coefficients const> group_coefficients);

@@ -145,9 +145,9 @@ public:
 
     /// Creates and binds the threads.
     ///
-    /// OpenMP ends the process if it gets no thread, so as many threads are created and ended first. If threads or
-    /// memory run out right after that, or inside hwloc or OpenMP, the process may still end; LLVM's runtime is more
-    /// prone to it.
+    /// OpenMP runtimes end the process if thread creation fails, so the same number of threads is first created and
+    /// joined. If threads or memory run out right after that, or inside hwloc or OpenMP, the process may still end,
+    /// with LLVM's runtime more often.
     /// @throws invalid_argument without PUs; unavailable if threads cannot be created, bound, or given stacks of 128
     /// KiB; bad_alloc. Then nothing is left behind
     explicit team(team_options options);

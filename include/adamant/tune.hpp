@@ -103,11 +103,10 @@ struct core_search_options {
     double confidence = 0.99;
     std::size_t rounds = 9;       ///< Minimum number of rounds.
     std::size_t most_rounds = 41; ///< Maximum number of rounds.
-    /// Core counts after which one more core also adds a path to memory, in ascending order; may be empty.
+    /// Core counts after which one more core adds a NUMA node or last-level cache, in ascending order; may be empty.
     ///
-    /// Examples are the first core of another NUMA node or last-level cache. If more cores gain too little, the search
-    /// still tries two counts beyond the next boundary: the boundary plus half of the current count, and the boundary
-    /// plus the current count.
+    /// If more cores gain too little, the search still tries b + n / 2 and b + n cores, for the next boundary b and the
+    /// current count n.
     std::vector<unsigned> boundaries = {};
 };
 

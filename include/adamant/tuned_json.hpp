@@ -77,7 +77,8 @@ inline tuned_cores tuned_from_json(nlohmann::ordered_json const& document)
 
 } // namespace detail
 
-/// Converts a tuning result to JSON: the members of tuned_cores by their names, and "host_cores".
+/// Converts a tuning result to JSON: the members of tuned_cores by their names (available_cores as "of"), and
+/// "host_cores".
 [[nodiscard]] inline nlohmann::ordered_json to_json(tuned_cores const& result)
 {
     nlohmann::ordered_json document = {{"format", detail::tuned_format}};

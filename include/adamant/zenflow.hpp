@@ -38,9 +38,9 @@ enum class column_reduction : std::uint8_t { sum, max };
 struct zenflow_options {
     /// Share of the columns that is selected, from 0 to 1. Of n columns, topk_ratio * n are selected, rounded to the
     /// nearest integer (half up), but at least one unless the ratio is 0. With selection_scope::all_params, topk_ratio
-    /// is the share of the elements of all matrices together. Columns are selected in the order of their scores per
-    /// element until one does not fit into this share. A matrix may get no column, and it may
-    /// happen that no matrix gets one. 1: nothing is deferred.
+    /// is the share of the elements of all matrices together. Columns are then selected in descending order of their
+    /// scores per element until the next one would exceed this share, so some or all matrices may get none. 1: nothing
+    /// is deferred.
     double topk_ratio = 0.1;
     column_score score = column_score::magnitude;        ///< how columns are scored
     selection_scope scope = selection_scope::each_param; ///< which columns compete with each other
@@ -193,8 +193,9 @@ struct zenflow_param {
 ///
 /// Every element has one master and one pair of moments; every column has its own update count for bias correction. The
 /// result is a pure function of gradients and options: the same bits for any instruction set, number of threads, timing
-/// of background work, row boundaries and number of ranks. With topk_ratio 1, or with update_interval 1 and no overlap,
-/// the result has the same bits as that of class optimizer over the same arrays.
+/// of background work, number of ranks, and row boundaries (at multiples of norm_block_elems, if steps are clipped).
+/// With topk_ratio 1, or with update_interval 1 and no overlap, the result has the same bits as that of class optimizer
+/// over the same arrays.
 ///
 /// A skipped step changes nothing, and the schedule does not move. If the deferred sum is not finite although every
 /// gradient was, the deferred update is dropped (nonfinite_policy::skip), such elements count as zero
@@ -294,8 +295,8 @@ public:
     ///
     /// If the device fails or stops answering, finish() throws device_error and the step is rolled back by records on
     /// the device: state, sums and schedule are as before. (Weights of columns that were being selected may already be
-    /// the new ones.) If nothing failed except the publication of weights, the error says that the step was
-    /// taken, and the next call publishes them first. If the device does not come back, the error asks for a load().
+    /// the new ones.) If only the publication of weights failed, the step counts: the error says so, and the next
+    /// call publishes them first. If the device does not come back, the error asks for a load().
     ///
     /// @throws invalid_argument if a param has no device arrays, if changes are tracked and a param's device weights
     /// are its weights in host memory, or if the device has params of another optimizer; unavailable and device_error

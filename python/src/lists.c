@@ -170,7 +170,7 @@ static int read_partner(PyObject* array, const column* list, Py_ssize_t index, s
         return 0;
     PyErr_Format(invalid_argument,
                  "cannot use %s[%zd] with %s[%zd]: they have %zu and %zu elements, but must have "
-                 "equally many",
+                 "the same number",
                  first, index, list->name, index, elements, info->elements);
     return -1;
 }

@@ -820,7 +820,7 @@ try:
     AdamW(vectors, **options).step()
 except ValueError as error:
     refused = str(error)
-assert ("each rank must have equally many whole groups" in refused) == (count == 2), refused
+assert ("each rank must have the same number of whole groups" in refused) == (count == 2), refused
 dist.destroy_process_group()
 """
     ends = set()

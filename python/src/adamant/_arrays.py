@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from ._library import InvalidArgument
 
 DTYPES = {"float32": 1, "bfloat16": 2, "float16": 3}
-SPLIT_FLOAT32 = 4  # low 16 bits of float32 masters, whose upper 16 bits are the bfloat16 weights
+SPLIT_FLOAT32 = 4  # residuals of split masters, whose weights are bfloat16
 QUANTIZED8 = 5  # 8-bit moments: groups of 64 codes and a float32 scale
 GROUP_ELEMS, GROUP_BYTES = 64, 68
 # By role: additional dtypes of an array, and the dtypes in error messages.

@@ -42,7 +42,8 @@ def _array_infos(arrays: Sequence[Any]) -> List[ArrayInfo]:
     infos = [array_info(array, name) for array, name in zip(arrays, ("params", "grads", "exp_avg", "exp_avg_sq"))]
     if len({info.elements for info in infos}) != 1:
         raise InvalidArgument("cannot update: params, grads, exp_avg and exp_avg_sq have "
-                              f"{', '.join(str(info.elements) for info in infos)} elements, but must have equally many")
+                              f"{', '.join(str(info.elements) for info in infos)} elements, but must have the same "
+                              "number")
     return infos
 
 

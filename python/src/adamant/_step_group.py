@@ -77,7 +77,7 @@ def check_array(tensor: Tensor, name: str, role: str = "") -> None:
 
 
 def check_groups(groups: Tensor, name: str, param: Tensor) -> None:
-    """Raises InvalidArgument if the tensor is no quantized8 moment of this param."""
+    """Raises InvalidArgument if the tensor is not a quantized8 moment of this param."""
     if not param.is_contiguous():
         raise InvalidArgument(f"cannot step {name}: quantized8 groups are those of row-major order, but the param has "
                               f"shape {tuple(param.shape)} and strides {param.stride()}. Make the param contiguous, or "

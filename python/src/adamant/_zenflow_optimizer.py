@@ -36,8 +36,7 @@ class ZenFlow:
         Number of steps between selections. A selection happens at the first step of a window only.
     update_interval : int or "auto", default 4
         Steps in a window. "auto": the window ends when the squared norm of the deferred gradients is at least
-        `auto_ratio` times the sum of the squared norms of the stepped gradients, at the latest after `max_deferred`
-        steps.
+        `auto_ratio` times the sum of the squared norms of the applied gradients, or after `max_deferred` steps.
     auto_ratio : float, default 1.0
         Factor for `update_interval="auto"`.
     max_deferred : int, default 64

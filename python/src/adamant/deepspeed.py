@@ -8,7 +8,7 @@ The import, before or after DeepSpeed's, replaces load() of every CPUAdamBuilder
 environment variable for child processes: the wheel's .pth file imports this module if the variable is set, so workers
 that SuperOffload and ZenFlow spawn use it. Without the wheel, workers use it if the main script imports it at the top.
 
-Differences to DeepSpeed's own op:
+Differences from DeepSpeed's own op:
 
 - adam_rollback() restores every bit, for all dtypes, infinities and NaNs. It needs the update's gradients and a record.
   A record of float32 tensors takes about 2 bytes for each element, and of 16-bit params with float32 moments about 4
@@ -104,7 +104,7 @@ def adam_update(optimizer_id: int, step: int, lr: float, beta1: float, beta2: fl
     step : int
         Step number for the bias correction, from 1. Numbers may repeat, for the same or for other tensors.
     params, grads, exp_avg, exp_avg_sq : Tensor
-        Tensors in host memory, with equally many elements.
+        Tensors in host memory, with the same number of elements.
 
     Raises
     ------
@@ -130,7 +130,7 @@ def adam_update(optimizer_id: int, step: int, lr: float, beta1: float, beta2: fl
 def adam_rollback(optimizer_id: int, step: int, lr: float, beta1: float, beta2: float, epsilon: float,
                   weight_decay: float, bias_correction: bool, params: Any, grads: Any, exp_avg: Any,
                   exp_avg_sq: Any) -> int:
-    """Roll back the last update of these tensors to the bit. It had this step number and these gradients.
+    """Roll back the last update of these tensors exactly. It had this step number and these gradients.
 
     Raises
     ------

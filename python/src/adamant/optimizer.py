@@ -171,7 +171,8 @@ def make_shard(name: str, arrays: Dict[str, Any], shape: Sequence[int] = (), beg
 class Optimizer(OptimizerHandle):
     """Adam and AdamW over shards: params, gradients and moments in arrays of the caller, without copies.
 
-    Results have the same bits for any instruction set, number of threads and sharding.
+    Results have the same bits for any instruction set and number of threads, and for any shard boundaries (with
+    max_norm, at multiples of 4096 elements).
 
     Parameters
     ----------
@@ -293,8 +294,8 @@ class Optimizer(OptimizerHandle):
         name : str
             Name of the parameter.
         param : array
-            Params, read and written: float32, bfloat16 or float16. Or int16: the low 16 bits of float32 masters, whose
-            upper 16 bits are `weight_out`, see split_masters().
+            Params, read and written: float32, bfloat16 or float16. Or int16: the residuals of split masters, whose
+            weights are `weight_out`, see split_masters().
         grad : array
             Gradient, read by steps: float32, bfloat16 or float16.
         exp_avg, exp_avg_sq : array
@@ -320,7 +321,8 @@ class Optimizer(OptimizerHandle):
             An array cannot be used in place, or sizes or dtypes do not match.
 
         Notes
-        ----- All arrays are contiguous and in host memory, and except for quantized8 moments they have equally many
+        -----
+        All arrays are contiguous and in host memory. Except for quantized8 moments they have the same number of
         elements. A written array overlaps no other array.
         """
         arrays = {"param": param, "grad": grad, "exp_avg": exp_avg, "exp_avg_sq": exp_avg_sq,
@@ -487,11 +489,11 @@ class Optimizer(OptimizerHandle):
         return report
 
     def abandon(self) -> None:
-        """Roll back the open step to the bit."""
+        """Roll back the open step exactly."""
         self._call("adamant_abandon")
 
     def rollback(self) -> None:
-        """Roll back the last step to the bit. Needs keep_last_step."""
+        """Roll back the last step exactly. Needs keep_last_step."""
         self._call("adamant_rollback")
 
     def accumulate(self, shard: int) -> None:
@@ -582,7 +584,8 @@ def _check_masters(master: Any, weight: Any, low: Any, writes_master: bool) -> T
         infos.append(array_info(array, name, written, role))
         if infos[-1].dtype != dtype or infos[-1].elements != infos[0].elements:
             raise InvalidArgument(f"{name} is {array.dtype} of {counted(infos[-1].elements, 'element')}, but master, "
-                                  "weight and low must be float32, bfloat16 and int16, and have equally many elements")
+                                  "weight and low must be float32, bfloat16 and int16, and have the same number of "
+                                  "elements")
     return (*[info.address or None for info in infos], infos[0].elements)
 
 
@@ -605,7 +608,7 @@ def split_masters(master: Any, weight: Any, low: Any) -> None:
 
     Notes
     -----
-    Arrays are contiguous, have equally many elements and do not overlap. NaNs become the canonical NaN.
+    Arrays are contiguous, have the same number of elements and do not overlap. NaNs become the canonical NaN.
     """
     from_master, to_weight, to_low, elements = _check_masters(master, weight, low, False)
     check(library().adamant_split_masters(from_master, elements, to_weight, to_low))

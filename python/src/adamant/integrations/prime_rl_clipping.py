@@ -32,7 +32,7 @@ def clipping(base: Any) -> Any:
     """Return prime-rl's FullCPUOffloadOptimizer with clipping of steps that overlap with backward.
 
     Chunks are stepped during backward, before the norm is known. Once all gradients are measured,
-    `gradient_manager.clip_grad_norm_(max_norm)` rolls the steps back to the bit and repeats them if the norm exceeds
+    `gradient_manager.clip_grad_norm_(max_norm)` rolls the steps back exactly and repeats them if the norm exceeds
     max_norm; weights and states then have the bits of a step that waited for the norm. Records take about 2 bytes for
     each element.
 

@@ -168,12 +168,12 @@ class AdamW(Steps, torch_adamw):
     **Params on a GPU.** States are in host memory, as with ZeRO-Offload. Gradients are copied to pinned memory, and
     weights back, on separate streams. After step() the new weights are ready on the caller's current stream.
 
-    **State formats.** Split masters: the bfloat16 param has the upper 16 bits of a float32 master, and
-    `state[p]["master_low"]` (int16) the residual: the master's bits are `(param << 16) + low`. They equal those of
-    `master=True` after every step; the param is rounded with ties away from zero. 8-bit moments are uint8 tensors of
+    **State formats.** Split masters: the bfloat16 param is the float32 master rounded to nearest, with ties away from
+    zero, and `state[p]["master_low"]` (int16) the residual: the master's bits are `(param << 16) + low`. They equal
+    those of `master=True` after every step. 8-bit moments are uint8 tensors of
     shape [groups, 68]: each group of 64 elements, in row-major order, has 64 codes, `t[:, :64]`, and a float32 scale,
-    `t[:, 64:].contiguous().view(torch.float32)`. A DTensor needs equally many whole groups on each rank. dequantized(),
-    quantized(), joined_master() and split_master() convert states.
+    `t[:, 64:].contiguous().view(torch.float32)`. A DTensor needs the same number of whole groups on each rank.
+    dequantized(), quantized(), joined_master() and split_master() convert states.
 
     **replicated.** With `process_group`, a plain tensor may be a shard or a replica. A group's "replicated": True or
     False states it. None, the default, compares the first nonzero gradients over the ranks, by names of params.
@@ -184,7 +184,8 @@ class AdamW(Steps, torch_adamw):
     the param's shape with `t.movedim(-1, 0)` contiguous; "by_columns" is a copy of the weights in that order. 8-bit
     moments need a multiple of 64 rows. Background threads work on states after step() returns, so read states from
     state_dict(), which waits. "step", "updates" and the other counts are in states from state_dict() to the next
-    step(). Call flush() before weights are evaluated, saved or written.
+    step(). Call flush() before weights are evaluated, exported or written. A checkpoint needs no flush(), and
+    flush() changes the bits of later steps.
 
     Examples
     --------

@@ -77,8 +77,8 @@ def _new_groups(param: Tensor, name: str) -> Tensor:
                      for placement in param.placements)
     if ranks > 1 and (not is_by_rows or param.shape[0] % ranks or param.numel() // ranks % GROUP_ELEMS):
         raise InvalidArgument(f"cannot use quantized8 moments for {name}: its shape {tuple(param.shape)} is sharded by "
-                              f"{param.placements} over {ranks} ranks, but each rank must have equally many whole "
-                              f"groups of {GROUP_ELEMS} elements. Put the param into a group with "
+                              f"{param.placements} over {ranks} ranks, but each rank must have the same number of "
+                              f"whole groups of {GROUP_ELEMS} elements. Put the param into a group with "
                               '"state_format": "float32" or "bfloat16"')
     return as_dtensor(param, groups, torch.Size((group_count(param.numel()), GROUP_BYTES)), (GROUP_BYTES, 1))
 

@@ -478,7 +478,7 @@ class Steps(Backward, Saving):
 
         Notes
         -----
-        A run that publishes early continues with other bits than one that does not.
+        flush() changes the bits of later steps.
         """
         if self._zenflow is not None:
             with delayed_signals:
@@ -501,8 +501,8 @@ class Steps(Backward, Saving):
         """Return the weights that have changed since the last call, for every param.
 
         Weights that others write are among them: at the first call and after load_state_dict() or take_weights() all
-        weights, after a write that torch records all weights of the param. Weights may be listed that have changed back.
-        A step that is skipped or rolled back changes nothing. Requires `track_changes=True`.
+        weights, after a write that torch records all weights of the param. Weights that changed and changed back may be
+        listed. A step that is skipped or rolled back changes nothing. Requires `track_changes=True`.
 
         Parameters
         ----------
