@@ -1201,7 +1201,7 @@ def test_the_example_of_engines_md(capsys):
         loss = (model(torch.randn(64, 20)) - 1).square().mean()
         loss.backward()
         optimizer.step()
-    optimizer.flush()  # before the model is evaluated or saved
+    optimizer.flush()  # before the model is evaluated or exported; a checkpoint needs none
     report = optimizer.last_report
     print(f"loss {loss.item():.2f}: {report.elements} elements stepped, {report.zenflow.deferred} deferred")
     assert capsys.readouterr().out.startswith("loss 0.") and report.elements == 2 * 256 + 26 * 5 + 256 + 5

@@ -57,7 +57,7 @@ def main():
                 names += 1
                 if call not in words:
                     problems.append(f"{place(found)}: no source has {call}()")
-    # A gradient's way: each function is defined in the file that its row names.
+    # The path of a gradient: each function is defined in the file that its row names.
     walk = [line for _, line in prose_of(ROOT / "docs/design.md") if re.match(r"\| `[a-z/_.]+` \| `", line)]
     for row in walk:
         file, functions = (cell.strip() for cell in row.split("|")[1:3])
@@ -71,7 +71,7 @@ def main():
     if len(to_kernel) > 6:
         problems.append(f"docs/design.md: a gradient goes through {len(to_kernel)} files: {', '.join(to_kernel)}")
     if len(walk) < 15:
-        problems.append(f"only {len(walk)} rows of a gradient's way were found: this test looks in the wrong place")
+        problems.append(f"only {len(walk)} rows of a gradient's path were found: this test looks in the wrong place")
     # The page on C has every function.
     page = (ROOT / "docs/languages.md").read_text()
     declared = {name for file in [ROOT / "include/adamant/adamant.h"]
