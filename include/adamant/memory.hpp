@@ -180,7 +180,7 @@ private:
     {
         if (n > std::numeric_limits<std::size_t>::max() / sizeof(T))
             detail::throw_invalid_argument({detail::counted(n, "element"), " of ", sizeof(T),
-                                            " bytes do not fit in memory; was a negative size converted?"});
+                                            " bytes do not fit in memory. Was a negative size converted?"});
         return n * sizeof(T);
     }
 

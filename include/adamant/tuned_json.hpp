@@ -163,7 +163,9 @@ inline save_report save_tuned(std::filesystem::path const& path, tuned_cores con
     try {
         check_key(result, current);
     } catch (unavailable const& e) {
-        detail::throw_unavailable({path.string(), ": ", std::string(e.what()).substr(9)});
+        constexpr std::string_view begin = "adamant: cannot use the tuning result";
+        detail::throw_unavailable(
+            {"cannot use the tuning result ", path.string(), std::string_view(e.what()).substr(begin.size())});
     }
     return result;
 }

@@ -83,9 +83,10 @@ TEST_CASE("C: the sum over processes, and what becomes of a step when it fails")
     fails(adamant_finish(o.get(), &r), ADAMANT_REDUCE_FAILED, "returned 7");
     reduce.status = 0;
     reduce.factor = -1;
-    refused(adamant_finish(o.get(), &r), "reduce returned invalid words");
+    refused(adamant_finish(o.get(), &r), "cannot use the result of reduce: a word is negative or too large");
     reduce.factor = 0;
-    refused(adamant_finish(o.get(), &r), "reduce was given the words of the sum of squares");
+    refused(adamant_finish(o.get(), &r),
+            "cannot use the result of reduce: the total of all processes (sum of squares ");
     reduce.factor = 4;
     ok(adamant_finish(o.get(), &r));
     REQUIRE((r.step == 2 && steps_of(o) == 2));

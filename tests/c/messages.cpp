@@ -166,6 +166,15 @@ TEST_CASE("C: texts name what C has")
         "enable_language",
         "gettid",            // of compilers, CMake and the system
         "make_coefficients", // lists of shards
+        "open",
+        "write",
+        "fsync",
+        "fstat",
+        "fchmod",
+        "flock",
+        "ftruncate",
+        "mmap",
+        "rename", // of the system
     };
     std::set<std::string> const other_enumerators = {"adamant::bfloat16", "adamant::float16", "adamant::split_float32",
                                                      "adamant::quantized8"}; // said by compilers

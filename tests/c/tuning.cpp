@@ -97,7 +97,7 @@ TEST_CASE("C: tuning finds cores, and what it has found is saved and loaded")
     adamant_shard other = types();
     other.grad_dtype = ADAMANT_FLOAT32;
     fails(adamant_tuned_load(path.c_str(), &c, &other, nullptr, &none), ADAMANT_UNAVAILABLE, "types was ");
-    fails(adamant_tuned_load(path.c_str(), &c, &s, "scalar", &none), ADAMANT_UNAVAILABLE, "and is scalar; tune again");
+    fails(adamant_tuned_load(path.c_str(), &c, &s, "scalar", &none), ADAMANT_UNAVAILABLE, "and is scalar. Tune again.");
     cores = one_rank();
     cores.machine = "pack:2 [numa] core:8 pu:2";
     fails(adamant_tuned_load(path.c_str(), &cores, &s, nullptr, &none), ADAMANT_UNAVAILABLE, "packages was ");

@@ -266,8 +266,8 @@ shows("  && &&\n.*&& shared by several ranks" --topology "pack:1 [numa] core:2 p
 # What cannot be had or is not understood; the lines with the caret arrive as they are.
 fails("^adamant: \"4-1\" is not [^\n]*runs backwards[^\n]*\n  4-1\n  \\^\n$" ${sockets} --list 4-1)
 fails("there is no NUMA node 7[^\n]*\n  0\\+numa:7\n    \\^\n$" ${sockets} --allowed 0+numa:7)
-fails("49 ranks cannot share 48 cores" ${sockets} --ranks 49)
-fails("2 ranks cannot share 1 core " --topology "core:1 pu:2" --ranks 2)
+fails("cannot divide 48 cores .* among 49 ranks" ${sockets} --ranks 49)
+fails("cannot divide 1 core .* among 2 ranks" --topology "core:1 pu:2" --ranks 2)
 fails("--rank is 1, but the number of ranks is 1, as --ranks says" ${sockets} --ranks 1 --rank 1)
 fails("ask for at most 47" ${sockets} --count 48)
 fails("PUs 48-50 of the list 47-50 may not be used" ${sockets} --list 47-50)

@@ -383,13 +383,13 @@ json(0 --shapes ${file} --gpus GH200 --zenflow 0.0001 "zenflow,selected_elems|11
 json(0 --shapes ${file} --gpus GH200 --zenflow 0 "zenflow,selected_elems|64")
 
 # What cannot be, or is not understood.
-fails("^adamant: on what\\? --gpus has" phi-4)
-fails("which model\\? adamant plan MODEL" --gpus GH200)
+fails("^adamant: cannot plan: no machine is given" phi-4)
+fails("no model is given" --gpus GH200)
 fails("no model is known by the name 'llama'; did you mean Llama-3.1-8B or Llama-3-70B\\? Known are Qwen2.5-3B, Llama-3.1-8B, .*Describe another by --params" llama --gpus GH200)
 fails("by the name 'mixtral'; known are Qwen2.5-3B, " mixtral --gpus GH200)
 fails("by the name 'llama3.18b'; did you mean Llama-3.1-8B\\?" llama3.18b --gpus GH200)
 fails("two models are named, 'phi-4' and 'qwen3-14b'" phi-4 --gpus GH200 qwen3-14b)
-fails("the model is 'phi-4', but --params, --layers would describe another" phi-4 --params 7B --layers 2 --gpus GH200)
+fails("cannot plan for two models: 'phi-4' and --params, --layers" phi-4 --params 7B --layers 2 --gpus GH200)
 fails("--layers is missing" --params 7B --gpus GH200)
 fails("--params is 100, but 10 layers, and an embedding" --params 100 --layers 10 --hidden 8 --vocab 9 --gpus GH200)
 fails("--params is 'inf', but must be a number from 1 to 1e15" --params inf --layers 1 --hidden 1 --gpus GH200)

@@ -72,7 +72,7 @@ string(JSON format GET "${out}" format)
 foreach(option --save --load)
     fails("${option} is '-', but needs a file" ${option} -)
 endforeach()
-fails("tuned.json: this tuning result is for another machine or other work: types was .* and is .*; tune again"
+fails("tuned.json: it is for another machine or other work: types was .* and is .*Tune again"
       --load ${FOLDER}/tuned.json --dtypes f32)
 string(REPLACE "\"processor\": \"" "\"processor\": \"not " other "${saved}")
 file(WRITE ${FOLDER}/other.json "${other}")

@@ -227,15 +227,15 @@ TEST_CASE("A sum over ranks that cannot be refuses the step, whichever way it is
 {
     using words_of = std::span<std::int64_t, squares_total::word_count>;
     std::vector<std::pair<void (*)(words_of), char const*>> const impossible{
-        {[](words_of words) { words[3] = -1; }, "returned invalid words: "},
-        {[](words_of words) { words[20] = -1; }, "returned invalid words: "},
-        {[](words_of words) { words[19] = std::int64_t{1} << 32; }, "returned invalid words: "},
+        {[](words_of words) { words[3] = -1; }, "a word is negative or too large"},
+        {[](words_of words) { words[20] = -1; }, "a word is negative or too large"},
+        {[](words_of words) { words[19] = std::int64_t{1} << 32; }, "a word is negative or too large"},
         {[](words_of words) { std::fill(words.begin(), words.end(), std::numeric_limits<std::int64_t>::max()); },
-         "returned invalid words: "},
-        {[](words_of words) { words[20] = 0; }, "was given the words of the sum of squares "},
-        {[](words_of words) { std::fill(words.begin(), words.end() - 1, 0); }, "was given the words of the sum of "},
+         "a word is negative or too large"},
+        {[](words_of words) { words[20] = 0; }, "is below the part of this one"},
+        {[](words_of words) { std::fill(words.begin(), words.end() - 1, 0); }, "is below the part of this one"},
         {[](words_of words) { --*std::find_if(words.begin(), words.end(), [](std::int64_t w) { return w != 0; }); },
-         "was given the words of the sum of squares "}};
+         "is below the part of this one"}};
     for (auto const policy : {nonfinite_policy::skip, nonfinite_policy::apply})
         for (auto const& [spoil, text] : impossible) {
             simple data(10000);
@@ -252,7 +252,8 @@ TEST_CASE("A sum over ranks that cannot be refuses the step, whichever way it is
             o.add_shard({.group = 0, .name = "w", .shard = data.view()});
             simple const before = data;
             std::string const why = message_of([&] { o.step(); });
-            CHECK(why.find(std::string("adamant: reduce ") + text) == 0);
+            CHECK(why.find("adamant: cannot use the result of reduce: ") == 0);
+            CHECK(why.find(text) != std::string::npos);
             CHECK(data == before);
             CHECK(message_of([&] { o.step_async().wait(); }) == why);
             CHECK(data == before);
@@ -791,16 +792,16 @@ TEST_CASE("a run that is resumed, cut otherwise, is the run that was not stopped
     };
     state_dict bad = state;
     bad.params[0].name = "v";
-    refused(bad, "the state that is loaded has no parameter 'w'; is it of another model, or is a rank's file missing?");
+    refused(bad, "cannot load 'w': the state has no such parameter. Pass the files of all ranks of the same model.");
     bad = state;
     bad.params[0].shape = {n + 1};
-    refused(bad, "has the shape [12389] in the state that is loaded, but [12388] here");
+    refused(bad, "cannot load 'w': its shape is [12389] in the state, but [12388] in this optimizer");
     bad = state;
     bad.tensors[1].type = dtype::bfloat16;
-    refused(bad, "'w.exp_avg' is bfloat16 in the state that is loaded, but float32 here");
+    refused(bad, "cannot load 'w.exp_avg': its type is bfloat16 in the state, but float32 in this optimizer");
     bad = state;
     bad.tensors[2].elements -= 1;
-    refused(bad, "of 'w.exp_avg_sq' element 12387 is not in the state that is loaded");
+    refused(bad, "cannot load 'w.exp_avg_sq': element 12387 is missing (needed: 0 to 12387)");
     bad = state;
     bad.groups[0].name = "none";
     refused(bad, "has no parameter group 'all'");

@@ -193,7 +193,7 @@ TEST_CASE("a full disk leaves the old file")
             std::signal(SIGXFSZ, SIG_IGN);
             numbered_state const next(2);
             std::string const text = ::setrlimit(RLIMIT_FSIZE, &most) != 0 ? "" : save_error(path, next.state);
-            return contains(text, "a.part: could not be written: File too large");
+            return contains(text, "a.part': write() failed: File too large");
         }));
         CHECK(status == 0);
         CHECK((bytes_of(path) == before));
@@ -209,7 +209,7 @@ TEST_CASE("two savers get an error rather than a mixture")
     int const other = ::open((folder / "a.part").c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666);
     REQUIRE(::write(other, "other", 5) == 5);
     REQUIRE(::flock(other, LOCK_EX) == 0);
-    CHECK(mentions(save_error(path, numbered_state(2).state), {"a.part: another save to this path is under way"}));
+    CHECK(mentions(save_error(path, numbered_state(2).state), {"a.part': another save to this path is in progress"}));
     CHECK(bytes_of(folder / "a.part") == "other"); // which is the other's to remove
     CHECK(whole_step(path) == 1);
     ::close(other);
@@ -256,20 +256,21 @@ TEST_CASE("a file that cannot be written is an error with its path")
 {
     scratch_folder const folder;
     state_dict const state;
-    CHECK(mentions(save_error(folder / "none/a", state), {"/none/a: the folder cannot be opened: No such file"}));
+    CHECK(mentions(save_error(folder / "none/a", state),
+                   {"cannot write '", "/none/a': open() of its folder failed: No such file"}));
     fs::create_directory(folder / "folder");
-    CHECK(mentions(save_error(folder / "folder", state), {"/folder: only a file", "Is a directory"}));
-    CHECK(mentions(save_error(folder / "folder/", state), {"/folder/: only a file", "Is a directory"}));
+    CHECK(mentions(save_error(folder / "folder", state), {"/folder': it is not a regular file: Is a directory"}));
+    CHECK(mentions(save_error(folder / "folder/", state), {"/folder/': it is not a regular file: Is a directory"}));
     CHECK_THROWS_AS(save_safetensors("", state), invalid_argument);
     REQUIRE(::mkfifo((folder / "pipe").c_str(), 0666) == 0);
-    CHECK(mentions(save_error(folder / "pipe", state), {"/pipe: only a file"}));
+    CHECK(mentions(save_error(folder / "pipe", state), {"/pipe': it is not a regular file"}));
     REQUIRE(::mkfifo((folder / "b.part").c_str(), 0666) == 0);
-    CHECK(mentions(save_error(folder / "b", state), {"/b.part: is in the way"}));
+    CHECK(mentions(save_error(folder / "b", state), {"/b.part': it is not a regular file", "Remove it."}));
     fs::create_symlink(folder / "elsewhere", folder / "c.part");
-    CHECK(mentions(save_error(folder / "c", state), {"/c.part: cannot be opened"}));
+    CHECK(mentions(save_error(folder / "c", state), {"/c.part': open() failed"}));
     CHECK_FALSE(fs::exists(folder / "elsewhere"));
     fs::create_directory(folder / "d.part");
-    CHECK(mentions(save_error(folder / "d", state), {"/d.part: cannot be opened", "Is a directory"}));
+    CHECK(mentions(save_error(folder / "d", state), {"/d.part': open() failed: Is a directory"}));
     CHECK(fs::exists(folder / "d.part"));
     CHECK_FALSE(fs::exists(folder / "d"));
 
@@ -281,7 +282,7 @@ TEST_CASE("a file that cannot be written is an error with its path")
               if (::geteuid() == 0 && (::setgid(65534) != 0 || ::setuid(65534) != 0))
                   return false;
               return contains(save_error(folder / "folder/a", numbered_state(2).state),
-                              "folder/a.part: cannot be opened for writing: Permission denied");
+                              "folder/a.part': open() failed: Permission denied");
           })) == 0);
     CHECK(whole_step(folder / "folder/a") == 1);
     CHECK_FALSE(fs::exists(folder / "folder/a.part"));
@@ -298,9 +299,10 @@ TEST_CASE("what a save needs is known before it, and nothing is changed")
     check_can_save(folder / "a");
     CHECK((bytes_of(folder / "a") == before));
     CHECK_FALSE(fs::exists(folder / "a.part"));
-    CHECK(
-        mentions(refusal<unavailable>([&] { check_can_save(folder / "none/a"); }), {"/none/a: the folder cannot be"}));
-    CHECK(mentions(refusal<unavailable>([&] { check_can_save(folder.path()); }), {"only a file", "Is a directory"}));
+    CHECK(mentions(refusal<unavailable>([&] { check_can_save(folder / "none/a"); }),
+                   {"/none/a': open() of its folder failed"}));
+    CHECK(mentions(refusal<unavailable>([&] { check_can_save(folder.path()); }),
+                   {"it is not a regular file: Is a directory"}));
     int const other = ::open((folder / "a.part").c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666);
     REQUIRE(::flock(other, LOCK_EX) == 0);
     CHECK(mentions(refusal<unavailable>([&] { check_can_save(folder / "a"); }), {"another save"}));
@@ -329,7 +331,8 @@ TEST_CASE("a replaced file keeps its permissions, and a link to it stays one")
     CHECK(fs::is_symlink(folder / "links/latest"));
     CHECK(whole_step(folder / "a") == 3);
     fs::create_symlink("nowhere", folder / "links/dangling");
-    CHECK(mentions(save_error(folder / "links/dangling", {}), {"links/dangling: this symbolic link"}));
+    CHECK(
+        mentions(save_error(folder / "links/dangling", {}), {"cannot follow the symbolic link '", "links/dangling'"}));
 
     // Without a folder in the path: the current one.
     fs::path const before = fs::current_path();
@@ -462,11 +465,11 @@ TEST_CASE("a file that cannot be read is an error with its path")
     auto const load_error = [&](char const* name) {
         return refusal<unavailable>([&] { safetensors_state const file(folder / name); });
     };
-    CHECK(mentions(load_error("none"), {"/none: cannot be read: No such file"}));
+    CHECK(mentions(load_error("none"), {"cannot read '", "/none': No such file"}));
     fs::create_directory(folder / "folder");
-    CHECK(mentions(load_error("folder"), {"/folder: cannot be read as a file: Is a directory"}));
+    CHECK(mentions(load_error("folder"), {"/folder': it is not a regular file: Is a directory"}));
     REQUIRE(::mkfifo((folder / "pipe").c_str(), 0666) == 0);
-    CHECK(mentions(load_error("pipe"), {"/pipe: cannot be read as a file"}));
+    CHECK(mentions(load_error("pipe"), {"/pipe': it is not a regular file"}));
     set_bytes(folder / "empty", "");
     CHECK(mentions(refusal<corrupted>([&] { safetensors_state const file(folder / "empty"); }),
                    {"/empty is truncated", "0 bytes"}));

@@ -358,7 +358,7 @@ TEST_CASE("dir_fsync, fchmod_refused: a folder that cannot be synced and a file 
     ::chmod((folder / "same.part").c_str(), 0666);
     ::chmod(path.c_str(), 0600);
     CHECK(mentions(under({"fchmod", EPERM}, [&] { return save_safetensors(path, state_of(1).state); }).error,
-                   {"same.part: cannot be given the permissions", std::strerror(EPERM)}));
+                   {"same.part': fchmod() to the permissions of the old file failed", std::strerror(EPERM)}));
     CHECK_FALSE(fs::exists(folder / "same.part"));
     CHECK(under({"fchmod", EPERM}, [&] { return save_safetensors(path, state_of(1).state); }).report == save_report{});
     CHECK(static_cast<unsigned>(fs::status(path).permissions()) == 0600);
@@ -370,7 +370,8 @@ TEST_CASE("a file of somebody else's is not the check's to replace")
     for (std::string const& bytes :
          {std::string(5000, 'x'), std::string(4096, 'x'), std::string("x"), std::string(4095, '\0')}) {
         set_bytes(folder / "a.try", bytes);
-        CHECK(mentions(refusal<unavailable>([&] { check_can_save(folder / "a"); }), {"a.try: is in the way"}));
+        CHECK(mentions(refusal<unavailable>([&] { check_can_save(folder / "a"); }),
+                       {"a.try': it belongs to another program"}));
         CHECK(bytes_of(folder / "a.try") == bytes);
     }
     // What a check leaves that was killed is used again.

@@ -344,7 +344,7 @@ TEST_CASE("what each kind of file is, is said to whoever wants the other")
                    {"/plain has the state of an optimizer that defers no gradients",
                     "but must have the state of an optimizer that defers gradients, ZenFlow's"}));
     CHECK(mentions(refusal<unavailable>([&] { zenflow_safetensors_state const file(folder / "none"); }),
-                   {"/none: cannot be read: No such file"}));
+                   {"cannot read '", "/none': No such file"}));
     CHECK(mentions(
         load_refusal<invalid_argument>(with_header(std::string(8, '\0'), R"({"__metadata__":{"format":"pt"}})")),
         {"FILE", "1 keys ('format')", "save_safetensors"}));

@@ -309,8 +309,7 @@ TEST_CASE("8 bits: what is refused says so")
                       Catch::Contains("param has 200 elements but exp_avg has 3 groups of 64; it needs 4"));
     // A state of other moments is another state.
     trained other(false, n, 1);
-    CHECK_THROWS_WITH(by.load(other.by.state()),
-                      Catch::Contains("float32 in the state that is loaded, but quantized8"));
+    CHECK_THROWS_WITH(by.load(other.by.state()), Catch::Contains("float32 in the state, but quantized8"));
 }
 
 TEST_CASE("names of states")

@@ -172,12 +172,12 @@ TEST_CASE("a tuning result says which quota it is for", "[cpu_quota]")
     saved.key = tuning_key_of(machine_of(4, 2.5), {}, format);
     CHECK_NOTHROW(check_key(saved, tuning_key_of(machine_of(4, 2.5), {}, format)));
     CHECK(mentions(test::refusal<unavailable>([&] { check_key(saved, tuning_key_of(machine_of(4, 2), {}, format)); }),
-                   "CPU quota was 2.5 and is 2;"));
+                   "CPU quota was 2.5 and is 2."));
     CHECK(mentions(test::refusal<unavailable>([&] { check_key(saved, tuning_key_of(machine_of(4, 0), {}, format)); }),
-                   "CPU quota was 2.5 and is none;"));
+                   "CPU quota was 2.5 and is none."));
     saved.key = tuning_key_of(machine_of(4, 0), {}, format);
     CHECK(mentions(test::refusal<unavailable>([&] { check_key(saved, tuning_key_of(machine_of(4, 2), {}, format)); }),
-                   "CPU quota was none and is 2;"));
+                   "CPU quota was none and is 2."));
 }
 
 // User reports: llvm #225493, Megatron fork #188.

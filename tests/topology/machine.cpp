@@ -475,7 +475,7 @@ TEST_CASE("files and descriptions that hold no machine are refused")
     std::string const missing = file("no-such-machine.xml");
     for (auto read : {machine_from_xml, read_machine}) {
         std::string const text = refusal<unavailable>([&] { (void)read(missing); });
-        CHECK(mentions(text, "\"" + missing + "\" cannot be opened: No such file"));
+        CHECK(mentions(text, "cannot open \"" + missing + "\": No such file"));
     }
     CHECK(mentions(refusal<invalid_argument>([] { (void)machine_from_xml(file("README.md")); }), "is not a topology"));
     CHECK(mentions(refusal<invalid_argument>([] { (void)read_machine(ADAMANT_TOPOLOGIES); }), "is not a topology"));

@@ -1451,10 +1451,11 @@ TEST_CASE("requests that cannot be meant are refused, with what was asked")
     for (double const wrong : {0.0, 1.0, -1.0, std::nan("")})
         CHECK(mentions(refused([&](core_request& r) { r.pt_reserved_cores_perc = wrong; }),
                        {"pt_reserved_cores_perc is", "above 0 and below 1"}));
-    CHECK(
-        mentions(refused([](core_request& r) { r.cpuadam_cores = 0; }), {"0 cores were requested for the optimizer"}));
-    CHECK(mentions(refused([](core_request& r) { r.pt_reserved_cores = 0; }), {"cannot reserve 0 cores"}));
-    CHECK(mentions(refused([](core_request& r) { r.ranks = 0; }), {"0 ranks"}));
+    CHECK(mentions(refused([](core_request& r) { r.cpuadam_cores = 0; }),
+                   {"cpuadam_cores is 0, but must be at least 1"}));
+    CHECK(mentions(refused([](core_request& r) { r.pt_reserved_cores = 0; }),
+                   {"pt_reserved_cores is 0, but must be at least 1"}));
+    CHECK(mentions(refused([](core_request& r) { r.ranks = 0; }), {"ranks is 0"}));
     CHECK(
         mentions(refused([](core_request& r) { r.cpuadam_cores = 1, r.pt_reserved_cores = 1; }), {"more than one of"}));
     CHECK(mentions(refused([](core_request& r) { r.cpuadam_cores_perc = .5, r.pt_reserved_cores_perc = .5; }),
@@ -1462,11 +1463,11 @@ TEST_CASE("requests that cannot be meant are refused, with what was asked")
     CHECK(mentions(refused([](core_request& r) {
                        r.ranks = 3, r.masks = {{0}, {1}};
                    }),
-                   {"number of ranks is 3", "masks are those of 2"}));
+                   {"for 3 ranks", "masks has 2 entries"}));
     CHECK(mentions(refused([](core_request& r) {
                        r.ranks = 1, r.gpus = {"", ""};
                    }),
-                   {"number of ranks is 1", "GPUs are those of 2"}));
+                   {"for 1 rank", "gpus has 2 entries"}));
 }
 
 TEST_CASE("requests that this machine cannot serve are refused, with what there was")
@@ -1490,12 +1491,12 @@ TEST_CASE("requests that this machine cannot serve are refused, with what there 
                    {"4294967295 cores are reserved"}));
     CHECK(
         mentions(refused([](core_request& r) { r.pt_reserved_cores = 1, r.ranks = 8; }), {"ask for a share instead"}));
-    CHECK(mentions(refused([](core_request& r) { r.ranks = 9; }), {"9 ranks cannot share 8 cores", "0-7"}));
+    CHECK(mentions(refused([](core_request& r) { r.ranks = 9; }), {"cannot divide 8 cores (PUs 0-7) among 9 ranks"}));
     CHECK(mentions(refused([](core_request& r) { r.ranks = 0xffffffffu; }), {"4294967295 ranks", "8 cores"}));
     CHECK(mentions(refused([](core_request& r) {
                        r.ranks = 3, r.list = {2, 6};
                    }),
-                   {"3 ranks cannot share 2 cores", "2,6"}));
+                   {"cannot divide 2 cores (PUs 2,6) among 3 ranks"}));
     CHECK(mentions(refused([](core_request& r) {
                        r.list = {2, 8, 9};
                    }),

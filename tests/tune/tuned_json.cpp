@@ -50,7 +50,7 @@ TEST_CASE("tune: a result is saved and loaded, and a stale one is noticed")
     other.entries.emplace_back("types", "all");
     CHECK(test::mentions(
         test::refusal<unavailable>([&] { (void)load_tuned(path, other); }),
-        {path.string(), "processor was one and is two", "types was not known and is all", "tune again"}));
+        {path.string(), "processor was one and is two", "types was not known and is all", "Tune again"}));
     other = saved.key;
     other.entries.pop_back();
     CHECK(test::mentions(test::refusal<unavailable>([&] { (void)load_tuned(path, other); }),

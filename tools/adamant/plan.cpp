@@ -105,8 +105,8 @@ model model_of(model_options const& read, std::optional<std::string> const& name
 {
     if (name) {
         if (!read.given_options.empty() || read.shapes)
-            throw usage_error("the model is '" + *name + "', but " + (read.shapes ? "--shapes" : read.given_options) +
-                              " would describe another; leave one of both away");
+            throw usage_error("cannot plan for two models: '" + *name + "' and " +
+                              (read.shapes ? "--shapes" : read.given_options) + ". Remove one.");
         return known_model(*name);
     }
     if (read.shapes) {
@@ -115,8 +115,9 @@ model model_of(model_options const& read, std::optional<std::string> const& name
         return cli::read_model(*read.shapes, read.described);
     }
     if (read.given_options.empty())
-        throw usage_error("which model? adamant plan MODEL --gpus 4xGH200, or --params N --layers N --hidden N, or "
-                          "--shapes FILE; adamant plan --list shows those that are known by name");
+        throw usage_error(
+            "cannot plan: no model is given. Name one (adamant plan --list shows them), or use --params N "
+            "--layers N --hidden N, or --shapes FILE.");
     return make_model(read.described);
 }
 
@@ -124,8 +125,9 @@ void read_machine_options(arguments& options, plan_request& r)
 {
     std::optional<std::string> const gpus = options.value("--gpus");
     if (!gpus)
-        throw usage_error("on what? --gpus has a number and a machine, as in 4xGH200; adamant plan --list shows those "
-                          "that are known");
+        throw usage_error(
+            "cannot plan: no machine is given. Use --gpus with a number and a machine, as in 4xGH200; adamant "
+            "plan --list shows them.");
     auto const count = parse_gpus(*gpus);
     r.gpus = count.gpus;
     r.machine = count.machine;

@@ -244,7 +244,8 @@ roofline_report read_run(std::string const& path)
         add_others(report, run.at("share_of_others"));
         return report;
     } catch (nlohmann::json::exception const& e) {
-        throw usage_error("--from is '" + path + "', which benchmarks/peers.py has not made (" + e.what() + ")");
+        throw usage_error("cannot read '" + path + "': it is not a file of benchmarks/peers.py --json (" + e.what() +
+                          ")");
     }
 }
 

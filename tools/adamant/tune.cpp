@@ -76,8 +76,8 @@ request read_request(arguments& options, machine const& host)
     r.save = options.value("--save", "");
     r.load = options.value("--load", "");
     if (!r.load.empty() && has_search_option)
-        throw usage_error("--load takes what an earlier tuning has found, so --worth, --deadline, --elements and "
-                          "--cores-only have no meaning beside it; leave one or the other away");
+        throw usage_error("cannot combine --load with --worth, --deadline, --elements or --cores-only: --load uses the "
+                          "result of an earlier tuning. Remove one.");
     options.check_empty();
     for (auto const& [option, path] : {std::pair("--save", &r.save), std::pair("--load", &r.load)})
         refuse_stream(option, *path);

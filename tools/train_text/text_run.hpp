@@ -114,10 +114,9 @@ inline void require_same_run(std::string const& program, std::map<std::string, s
     for (auto const& [key, value] : run) {
         auto const entry = saved.find(key);
         if (entry == saved.end())
-            throw adamant::invalid_argument(resume + "does not say which run it is of (there is no " + key +
-                                            " in its metadata), so it cannot be gone on from; it is of another "
-                                            "program, or of an older " +
-                                            program);
+            throw adamant::invalid_argument("cannot resume from '" + file + "': its metadata has no " + key +
+                                            ", so another program or an older " + program +
+                                            " wrote it. Start without --resume.");
         if (entry->second == value)
             continue;
         if (key == program + ".text")

@@ -392,8 +392,9 @@ class StepGroup:
                 self.abandon()
             except Unavailable:
                 self.close()
-                raise Error("cannot roll back the failed step without max_norm: some params are of before the step, "
-                            f"others of after it. Load a state. The step failed: {error}") from error
+                raise Error("cannot roll back the failed step: some params are updated already, others are not. Load a state. "
+                            'Steps with max_norm or on_nonfinite="skip" can be rolled back. '
+                            f"The step failed: {error}") from error
             raise
 
     @property

@@ -90,8 +90,8 @@ private:
     [[noreturn]] void throw_late(device_stream stream) const
     {
         is_late_.store(true);
-        throw_device_error({device_->name(), " did not complete its stream '", name(stream), "' within ", timeout_s_,
-                            " s and seems to have stopped answering. See device_timeout_s in the options."});
+        throw_device_error({"cannot complete the step: stream '", name(stream), "' of ", device_->name(),
+                            " did not finish within ", timeout_s_, " s. Check the device, or raise device_timeout_s."});
     }
 
     std::shared_ptr<device> device_;

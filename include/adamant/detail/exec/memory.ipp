@@ -87,7 +87,7 @@ ADAMANT_DECL memory_block::memory_block(std::size_t bytes)
 ADAMANT_DECL void memory_block::set_size(std::size_t bytes)
 {
     if (bytes > std::numeric_limits<std::size_t>::max() / 4)
-        detail::throw_invalid_argument({bytes, " bytes do not fit in memory; was a negative size converted?"});
+        detail::throw_invalid_argument({bytes, " bytes do not fit in memory. Was a negative size converted?"});
     report_.bytes = bytes;
 }
 

@@ -21,12 +21,12 @@ ADAMANT_DECL resctrl_group::resctrl_group(resctrl_options const& options, std::s
     for (auto const& [name, share] :
          {std::pair("l3_share is ", options.l3_share), std::pair("bandwidth_share is ", options.bandwidth_share)})
         if (!(share >= 0 && share < 1))
-            detail::throw_invalid_argument(
-                {"resctrl: ", name, share, "; make it 0 (not divided), or more than 0 and less than 1, such as 0.25"});
+            detail::throw_invalid_argument({name, share, ", but must be 0 (not divided), or above 0 and below 1"});
     bool const nothing = options.l3_share == 0 && options.bandwidth_share == 0;
     if (self_.files == nullptr || (nothing && options.required))
-        detail::throw_invalid_argument({"resctrl: a group is required, but no share is set or files is null; "
-                                        "set l3_share or bandwidth_share"});
+        detail::throw_invalid_argument(
+            {"cannot create a resctrl group: no share is set, or files is null. Set l3_share or "
+             "bandwidth_share."});
     try {
         if (nothing)
             detail::throw_unavailable({"resctrl: l3_share and bandwidth_share are 0, so nothing is divided"});

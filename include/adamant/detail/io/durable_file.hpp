@@ -59,9 +59,12 @@ private:
     int fd_;
 };
 
-[[noreturn]] inline void refuse_file(std::string const& path, std::string const& problem, int error)
+// cannot `action` 'PATH': `reason`: the system's reason. `remedy`. Reason and remedy may be empty.
+[[noreturn]] inline void refuse_file(char const* action, std::string const& path, std::string const& reason, int error,
+                                     char const* remedy = "")
 {
-    throw_unavailable({path, ": ", problem, ": ", std::strerror(error)});
+    throw_unavailable({"cannot ", action, " '", path, "': ", reason, reason.empty() ? "" : ": ", std::strerror(error),
+                       *remedy == '\0' ? "" : ". ", remedy});
 }
 
 // Calls write(). At the limit of file sizes (ulimit -f) it returns EFBIG; without it SIGXFSZ would end the process.
@@ -97,24 +100,24 @@ public:
         if (std::error_code error; std::filesystem::is_symlink(path, error)) {
             path_ = std::filesystem::canonical(path, error).string();
             if (error)
-                refuse_file(path.string(), "this symbolic link cannot be followed", error.value());
+                refuse_file("follow the symbolic link", path.string(), "", error.value());
         }
         struct ::stat old_status = {};
         bool const replaces = ::stat(path_.c_str(), &old_status) == 0;
         if (replaces && !S_ISREG(old_status.st_mode)) // rename() would replace a device, and would fail too late
-            refuse_file(path_, "only a file can be replaced", S_ISDIR(old_status.st_mode) ? EISDIR : EINVAL);
+            refuse_file("replace", path_, "it is not a regular file", S_ISDIR(old_status.st_mode) ? EISDIR : EINVAL);
         std::string const folder = std::filesystem::path(path_).parent_path().string();
         // Opened before anything is written, because the new name is durable only after a sync of the directory.
         directory_ = descriptor(uninterrupted(
             [&] { return ::open(folder.empty() ? "." : folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC); }));
         if (directory_.get() < 0)
-            refuse_file(path_, "the folder cannot be opened", errno);
+            refuse_file("write", path_, "open() of its folder failed", errno);
         part_ = path_ + ".part";
         // If fchmod() is refused, the new file must not give other users more rights than the old one.
         open_and_lock(replaces ? (old_status.st_mode & 0777) | 0600 : 0666);
         try {
             if (uninterrupted([&] { return ::ftruncate(file_.get(), 0); }) != 0)
-                fail("cannot be emptied");
+                fail("ftruncate() failed");
             if (replaces)
                 keep_permissions(old_status.st_mode & 0777);
         } catch (...) {
@@ -138,7 +141,7 @@ public:
                 [&] { return write_within_limit(file_.get(), position, std::min(bytes, std::size_t{1} << 30)); });
             if (written <= 0) {
                 errno = written == 0 ? ENOSPC : errno;
-                fail("could not be written");
+                fail("write() failed");
             }
             position += written;
             bytes -= static_cast<std::size_t>(written);
@@ -163,7 +166,7 @@ public:
             descriptor const replaced(uninterrupted(
                 [&] { return ::open(name.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK, 0666); }));
             if (replaced.get() < 0 || ::fstat(replaced.get(), &status) != 0)
-                refuse_file(name, "cannot be opened for writing", errno);
+                refuse_file("write", name, "open() failed", errno);
             // A killed check leaves an empty file or these zeros. Any other content belongs to another program.
             char content[sizeof zeros] = {};
             ssize_t const size = uninterrupted([&] { return ::pread(replaced.get(), content, sizeof content, 0); });
@@ -172,7 +175,7 @@ public:
                 (status.st_size == 0 || status.st_size == static_cast<::off_t>(sizeof zeros)) &&
                 size == status.st_size && std::memcmp(content, zeros, sizeof zeros) == 0;
             if (!is_rehearsal_file)
-                refuse_file(name, "is in the way of a check; rename it", EEXIST);
+                refuse_file("check a save by writing", name, "it belongs to another program", EEXIST, "Rename it.");
         }
         try {
             rename_part(name);
@@ -185,17 +188,17 @@ public:
     }
 
 private:
-    [[noreturn]] void fail(char const* problem) const { refuse_file(part_, problem, errno); }
+    [[noreturn]] void fail(char const* reason) const { refuse_file("write", part_, reason, errno); }
 
     void rename_part(std::string const& name)
     {
         // fsync() is not retried after an error: a second call would not report it again.
         if (uninterrupted([&] { return ::fsync(file_.get()); }) != 0)
-            fail("could not be synced to the disk");
+            fail("fsync() failed");
         if (uninterrupted([&] { return ::rename(part_.c_str(), name.c_str()); }) != 0) {
             int const error = errno;
             if (!refers_to_file(name)) // a file server that repeats a rename after a lost reply finds no file
-                refuse_file(name, "could not be replaced by " + part_, error);
+                refuse_file("replace", name, "rename() of " + part_ + " failed", error);
         }
         committed_ = true;
         // The path now has the complete new file, so later errors are only reported.
@@ -222,7 +225,7 @@ private:
     {
         struct ::stat status = {};
         if (::fstat(file_.get(), &status) != 0)
-            fail("cannot be looked at");
+            fail("fstat() failed");
         ::mode_t const current = status.st_mode & 0777;
         if (current == permissions || uninterrupted([&] { return ::fchmod(file_.get(), permissions); }) == 0)
             return;
@@ -230,7 +233,7 @@ private:
         bool const is_unsupported =
             error == EPERM || error == EINVAL || error == ENOSYS || error == ENOTSUP || error == EOPNOTSUPP;
         if (!is_unsupported || (current & ~permissions & 077) != 0)
-            refuse_file(part_, "cannot be given the permissions of the file that it will replace", error);
+            refuse_file("write", part_, "fchmod() to the permissions of the old file failed", error);
         note(report_.permissions_kept, "the permissions of the old file could not be given to the new one", error);
     }
 
@@ -242,16 +245,16 @@ private:
                 [&] { return ::open(part_.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, permissions); }));
             struct ::stat status = {};
             if (file_.get() < 0 || ::fstat(file_.get(), &status) != 0)
-                fail("cannot be opened for writing");
+                fail("open() failed");
             if (!S_ISREG(status.st_mode))
-                refuse_file(part_, "is in the way and is not a file", EINVAL);
+                refuse_file("write", part_, "it is not a regular file", EINVAL, "Remove it.");
             if (uninterrupted([&] { return ::flock(file_.get(), LOCK_EX | LOCK_NB); }) != 0) {
                 if (errno == EWOULDBLOCK)
-                    refuse_file(part_, "another save to this path is under way; save one at a time, or elsewhere",
-                                EWOULDBLOCK);
+                    refuse_file("write", part_, "another save to this path is in progress", EWOULDBLOCK,
+                                "Save one state at a time, or to another path.");
                 int const error = errno;
                 ::unlink(part_.c_str()); // without locks no other save can be using it
-                refuse_file(part_, "cannot be locked, which a save needs; save to a file system that has locks", error);
+                refuse_file("write", part_, "flock() failed", error, "Save to a file system that supports locks.");
             }
             // Another writer may have renamed or removed PATH.part between the two calls. The lock is then on a file
             // that the other writer has finished.

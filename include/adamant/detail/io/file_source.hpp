@@ -35,14 +35,14 @@ public:
           })) // opening a pipe must not block
     {
         if (file_.get() < 0 || ::fstat(file_.get(), &opened_) != 0)
-            refuse_file(path_, "cannot be read", errno);
+            refuse_file("read", path_, "", errno);
         if (!S_ISREG(opened_.st_mode))
-            refuse_file(path_, "cannot be read as a file", S_ISDIR(opened_.st_mode) ? EISDIR : EINVAL);
+            refuse_file("read", path_, "it is not a regular file", S_ISDIR(opened_.st_mode) ? EISDIR : EINVAL);
         if (size() == 0)
             return; // mmap() refuses an empty file
         void* const address = ::mmap(nullptr, size(), PROT_READ, MAP_SHARED, file_.get(), 0);
         if (address == MAP_FAILED)
-            refuse_file(path_, "cannot be mapped", errno);
+            refuse_file("read", path_, "mmap() failed", errno);
         data_ = static_cast<std::byte const*>(address);
     }
     file_source(file_source const&) = delete;
@@ -72,7 +72,7 @@ public:
                                static_cast<::off_t>(offset));
             });
             if (count < 0)
-                refuse_file(path_, "cannot be read", errno);
+                refuse_file("read", path_, "", errno);
             if (count == 0)
                 break;
             offset += static_cast<std::size_t>(count);
@@ -83,7 +83,7 @@ public:
         // with a precision of some milliseconds.)
         struct ::stat status = {};
         if (::fstat(file_.get(), &status) != 0)
-            refuse_file(path_, "cannot be read", errno);
+            refuse_file("read", path_, "", errno);
         bool const is_cut = remaining != 0 || status.st_size < opened_.st_size;
         if (is_cut || status.st_size != opened_.st_size || status.st_mtim.tv_sec != opened_.st_mtim.tv_sec ||
             status.st_mtim.tv_nsec != opened_.st_mtim.tv_nsec)

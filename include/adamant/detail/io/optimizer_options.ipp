@@ -32,14 +32,13 @@ ADAMANT_DECL squares_total reduced(optimizer_options const& options, squares_tot
     options.reduce(words);
     squares_total total;
     if (!total.set_words(words))
-        throw_invalid_argument(
-            {"reduce returned invalid words: each must be the sum of that word over all processes, as "
-             "64-bit integers, and none is negative"});
+        throw_invalid_argument({"cannot use the result of reduce: a word is negative or too large. Add each word over "
+                                "all processes as 64-bit integers."});
     if (!total.covers(local))
-        throw_invalid_argument({"reduce was given the words of the sum of squares ", local.rounded().sum, " and ",
-                                local.nonfinite(), " non-finite gradients of this process, and left those of ",
-                                total.rounded().sum, " and ", total.nonfinite(),
-                                " for all processes; add each word over all processes"});
+        throw_invalid_argument({"cannot use the result of reduce: the total of all processes (sum of squares ",
+                                total.rounded().sum, ", ", total.nonfinite(),
+                                " non-finite gradients) is below the part of this one (", local.rounded().sum, ", ",
+                                local.nonfinite(), "). Add each word over all processes."});
     return total;
 }
 

@@ -69,11 +69,13 @@ private:
         std::string const subject = text_of({"'", param.name, ".", name(tensor.array), "'"});
         auto const param_index = by_name.find(param.name);
         if (!param_index)
-            throw_invalid_argument({"the state that is loaded has no parameter '", param.name,
-                                    "'; is it of another model, or is a rank's file missing?"});
+            throw_invalid_argument({"cannot load '", param.name,
+                                    "': the state has no such parameter. Pass the files of all "
+                                    "ranks of the same model."});
         if (loaded.params[*param_index].shape != param.shape)
-            throw_invalid_argument({"'", param.name, "' has the shape ", shape_text(loaded.params[*param_index].shape),
-                                    " in the state that is loaded, but ", shape_text(param.shape), " here"});
+            throw_invalid_argument({"cannot load '", param.name, "': its shape is ",
+                                    shape_text(loaded.params[*param_index].shape), " in the state, but ",
+                                    shape_text(param.shape), " in this optimizer. Load a state of the same model."});
         std::size_t begin = tensor.begin;
         std::size_t const end = tensor.begin + tensor.elements;
         // The first piece that ends after `begin`. Pieces of an array do not overlap, so their ends are in order, too.
@@ -88,15 +90,16 @@ private:
             if (piece->begin > begin)
                 break;
             if (piece->type != tensor.type)
-                throw_invalid_argument({subject, " is ", name(piece->type), " in the state that is loaded, but ",
-                                        name(tensor.type), " here"});
+                throw_invalid_argument({"cannot load ", subject, ": its type is ", name(piece->type),
+                                        " in the state, but ", name(tensor.type),
+                                        " in this optimizer. Create the optimizer with the types of the state."});
             std::size_t const n = std::min(end, piece->begin + piece->elements) - begin;
             if ((begin - tensor.begin) % elems_together(tensor.type) != 0 ||
                 (begin - piece->begin) % elems_together(tensor.type) != 0)
-                throw_invalid_argument({subject, " is in groups of ", elems_together(tensor.type),
-                                        ", but cut between them: elements from ", piece->begin,
-                                        " on are in the state that is loaded, and elements from ", tensor.begin,
-                                        " on are needed"});
+                throw_invalid_argument({"cannot load ", subject, ": its elements are stored in groups of ",
+                                        elems_together(tensor.type), ", and the boundary between elements ",
+                                        piece->begin, " of the state and ", tensor.begin,
+                                        " of this optimizer divides one. Use the shard boundaries of the saved run."});
             copies.push_back(
                 {const_cast<std::byte*>(bytes_behind(tensor.data, array_bytes(tensor.type, begin - tensor.begin))),
                  bytes_behind(piece->data, array_bytes(tensor.type, begin - piece->begin)), array_bytes(tensor.type, n),
@@ -104,9 +107,8 @@ private:
             begin += n;
         }
         if (begin != end)
-            throw_invalid_argument({"of ", subject, " element ", begin,
-                                    " is not in the state that is loaded, but elements ", tensor.begin, " to ", end,
-                                    " are needed; is a rank's file missing?"});
+            throw_invalid_argument({"cannot load ", subject, ": element ", begin, " is missing (needed: ", tensor.begin,
+                                    " to ", end - 1, "). Pass the files of all ranks."});
     }
     return copies;
 }

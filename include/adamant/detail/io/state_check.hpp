@@ -82,7 +82,7 @@ inline std::size_t element_count(state_param const& param)
         empty = empty || n == 0;
         if (n != 0 && product > max_elements / n)
             throw_invalid_argument({"the shape of param ", in_quotes(param.name),
-                                    " has more elements than fit in memory; was a negative size converted?"});
+                                    " has more elements than fit in memory. Was a negative size converted?"});
         product *= n == 0 ? 1 : n;
     }
     return empty ? 0 : product;

@@ -13,8 +13,9 @@ namespace detail {
 
 [[noreturn]] inline void refuse_to_read(std::string const& subject)
 {
-    throw_unavailable({subject, " cannot be read, because the library was compiled without hwloc "
-                                "(ADAMANT_NO_HWLOC); install hwloc (libhwloc-dev) and compile again"});
+    throw_unavailable({"cannot read ", subject,
+                       ": the library was compiled without hwloc (ADAMANT_NO_HWLOC). Install "
+                       "hwloc (libhwloc-dev) and compile again."});
 }
 
 } // namespace detail
@@ -85,7 +86,7 @@ ADAMANT_DECL machine live_machine()
 ADAMANT_DECL machine machine_from_xml(std::string const& path)
 {
     if (::access(path.c_str(), R_OK) != 0)
-        detail::throw_unavailable({"the topology file \"", path, "\" cannot be opened: ", std::strerror(errno)});
+        detail::throw_unavailable({"cannot open \"", path, "\": ", std::strerror(errno)});
     std::string const text = detail::read_file(path);
     if (std::string const problem = detail::problem_of_xml(text); !problem.empty())
         detail::throw_invalid_argument(

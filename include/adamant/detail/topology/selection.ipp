@@ -58,20 +58,21 @@ private:
         share(r.cpuadam_cores_perc, "cpuadam_cores_perc", true);
         share(r.pt_reserved_cores_perc, "pt_reserved_cores_perc", false);
         if (r.cpuadam_cores && *r.cpuadam_cores == 0)
-            throw_invalid_argument({"0 cores were requested for the optimizer; it needs at least one"});
+            throw_invalid_argument({"cpuadam_cores is 0, but must be at least 1"});
         if (r.pt_reserved_cores && *r.pt_reserved_cores == 0)
-            throw_invalid_argument({"cannot reserve 0 cores for the host; it keeps at least one"});
+            throw_invalid_argument({"pt_reserved_cores is 0, but must be at least 1"});
         if (sizes() > 1)
-            throw_invalid_argument({"more than one of cpuadam_cores_perc, cpuadam_cores, pt_reserved_cores and "
-                                    "pt_reserved_cores_perc is set; each decides the others"});
-        if (r.ranks == 0)
-            throw_invalid_argument({"cores for 0 ranks were requested; there is at least one"});
-        if (r.masks.size() > 1 && r.masks.size() != r.ranks)
-            throw_invalid_argument({"the number of ranks is ", r.ranks, ", but masks are those of ", r.masks.size(),
-                                    "; give one for all, or one for each"});
-        if (!r.gpus.empty() && r.gpus.size() != r.ranks)
             throw_invalid_argument(
-                {"the number of ranks is ", r.ranks, ", but GPUs are those of ", r.gpus.size(), "; give one for each"});
+                {"cannot select cores: more than one of cpuadam_cores_perc, cpuadam_cores, pt_reserved_cores and "
+                 "pt_reserved_cores_perc is set. Set one; it decides the others."});
+        if (r.ranks == 0)
+            throw_invalid_argument({"ranks is 0, but must be at least 1"});
+        if (r.masks.size() > 1 && r.masks.size() != r.ranks)
+            throw_invalid_argument({"cannot select cores for ", counted(r.ranks, "rank"), ": masks has ",
+                                    r.masks.size(), " entries. Pass one for all ranks, or one for each."});
+        if (!r.gpus.empty() && r.gpus.size() != r.ranks)
+            throw_invalid_argument({"cannot select cores for ", counted(r.ranks, "rank"), ": gpus has ", r.gpus.size(),
+                                    " entries. Pass one for each rank."});
     }
     void find_masks()
     {
@@ -126,8 +127,9 @@ private:
                                to_list(request_.list)});
         core_list const pool = cores_of(has_list ? usable_list : usable_);
         if (pool.size() < ranks)
-            throw_unavailable({counted(ranks, "rank"), " cannot share ", counted(pool.size(), "core"), " (PUs ",
-                               to_list(has_list ? usable_list : usable_), "); each needs one of its own"});
+            throw_unavailable({"cannot divide ", counted(pool.size(), "core"), " (PUs ",
+                               to_list(has_list ? usable_list : usable_), ") among ", counted(ranks, "rank"),
+                               ": each needs at least one core"});
         std::vector<region> regions(ranks);
         std::vector<core_list> const parts = assign(pool, first, ranks);
         idle_ = pool.size();

@@ -115,7 +115,7 @@ ADAMANT_DECL void check_key(tuned_cores const& saved, tuning_key const& current)
     compare(saved.key);
     if (!differences.empty())
         detail::throw_unavailable(
-            {"this tuning result is for another machine or other work: ", differences, "; tune again"});
+            {"cannot use the tuning result: it is for another machine or other work: ", differences, ". Tune again."});
 }
 
 ADAMANT_END_NAMESPACE
