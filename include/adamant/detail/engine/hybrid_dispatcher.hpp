@@ -155,6 +155,8 @@ public:
 
     // ---- Passes over all shards that take part
 
+    // Whether do_pass() measures busy time.
+    [[nodiscard]] bool do_pass_measures() const noexcept { return device_ != nullptr || weights_ready_ != nullptr; }
     // Runs a pass, and waits as wait_for_pass().
     void do_pass(block_pass pass, backends selected)
     {

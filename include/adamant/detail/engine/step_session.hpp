@@ -102,7 +102,8 @@ public:
         error_ = nullptr;
         dispatcher_.begin();
         stats_.begin(terms_, dispatcher_.device());
-        stats_.set_own_threads(false, !has_device() && !is_async);
+        stats_.set_unmeasured(is_async || dispatcher_.do_pass_measures() ? unmeasured_passes::none
+                                                                         : unmeasured_passes::later);
         machine_.open(is_async);
     }
     // Submits a shard whose gradient is complete. Not thread-safe. Throws as background_team::check_caller().
@@ -115,7 +116,8 @@ public:
     {
         if (!has_device() && !machine_.is_async()) {
             plan_.shards.assign(registry_.size(), shard_in_step::submitted);
-            stats_.set_own_threads(true, true);
+            if (!dispatcher_.do_pass_measures())
+                stats_.set_unmeasured(unmeasured_passes::all);
             dispatcher_.do_pass(plan_.first_pass, backends::cpu);
             return;
         }

@@ -21,6 +21,9 @@
 ADAMANT_BEGIN_NAMESPACE
 namespace detail {
 
+// Passes whose busy time is not measured.
+enum class unmeasured_passes { none, later, all };
+
 class step_stats {
 public:
     step_stats(registry const& shard_registry, step_plan const& plan, block_table const& blocks,
@@ -42,11 +45,11 @@ public:
         begin_report(report_, host_.cpu(), pus_, terms);
         started_ = std::chrono::steady_clock::now();
     }
-    // first: the first pass is cpu_backend::run_all(); rest: so are the later ones. run_all() measures no busy time.
-    void set_own_threads(bool first, bool rest) noexcept
+    // Estimates the busy time of these passes by their duration: cpu_backend::run_all() does not measure it.
+    void set_unmeasured(unmeasured_passes passes) noexcept
     {
-        share_of_first_ = first ? host_.share_of_threads() : 0;
-        share_of_rest_ = rest ? host_.share_of_threads() : 0;
+        share_of_first_ = passes == unmeasured_passes::all ? host_.share_of_threads() : 0;
+        share_of_rest_ = passes != unmeasured_passes::none ? host_.share_of_threads() : 0;
     }
     // Calls reduce() after the first pass, and measures how long this rank waits for the others.
     template <class Reduce>
