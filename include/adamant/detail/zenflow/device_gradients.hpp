@@ -45,6 +45,8 @@ public:
         }
         recorded_.resize(squares_.size());
         whole_ = device_->make_part(std::move(whole), false);
+        result_bytes_ = bytes;
+        host_results_ = bytes == 0 ? nullptr : device_->pinned(bytes);
         results_ = device_->allocate(bytes);
     }
     device_gradients(device_gradients const&) = delete;
@@ -144,19 +146,12 @@ private:
     void fetch_results(std::vector<column_scoring> const& all, Count const& count, Take const& take)
     {
         device_->wait_event(device_stream::down, device_->record_event(device_stream::work));
-        std::vector<std::vector<std::uint32_t>> results(all.size());
-        try {
-            for (std::size_t i = 0; i < all.size(); ++i) {
-                results[i].resize(count(all[i]));
-                device_->copy_down(results[i].data(), all[i].result, results[i].size() * sizeof(std::uint32_t));
-            }
-            device_.wait();
-        } catch (...) {
-            device_.settle(); // or a late copy could write to `results`
-            throw;
-        }
+        if (result_bytes_ != 0)
+            device_->copy_down(host_results_.get(), results_, result_bytes_);
+        device_.wait();
         for (std::size_t i = 0; i < all.size(); ++i)
-            take(i, std::span<std::uint32_t const>(results[i]));
+            take(i, std::span(reinterpret_cast<std::uint32_t const*>(host_results_.get() + result_offsets_[i]),
+                              count(all[i])));
     }
 
     device_session const& device_;
@@ -166,8 +161,11 @@ private:
     std::vector<grad_squares> squares_;
     std::vector<std::uint8_t> recorded_;
     std::unique_ptr<device_part> whole_; // all gradients
-    device_ptr results_;                 // memory for results of column scoring
-    std::vector<std::size_t> result_offsets_;
+    device_ptr results_;                 // results of column scoring
+    // The same in pinned memory: a copy to other memory would block until the device reaches it, without a timeout.
+    std::shared_ptr<std::byte> host_results_;
+    std::size_t result_bytes_ = 0;
+    std::vector<std::size_t> result_offsets_; // of each param, in bytes
 };
 
 } // namespace detail
