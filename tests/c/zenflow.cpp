@@ -94,9 +94,14 @@ struct place_on_device {
         for (std::size_t i : {0u, 1u}) {
             ok(adamant_device_allocate(made, bytes[i], &grads[i]));
             ok(adamant_device_allocate(made, bytes[i], &weights[i]));
-            ok(adamant_zenflow_set_device_arrays(of, i, grads[i], weights[i]));
         }
+        set_arrays(of);
         ok(adamant_zenflow_place(of, made));
+    }
+    void set_arrays(adamant_zenflow* of) const
+    {
+        for (std::size_t i : {0u, 1u})
+            ok(adamant_zenflow_set_device_arrays(of, i, grads[i], weights[i]));
     }
     // Backward leaves gradients there.
     void take_gradients(arrays const& a) const
@@ -346,7 +351,8 @@ TEST_CASE("C: zenflow on a device that fails is of the step before, and goes on"
                       "the device does not recover, so params and moments are inconsistent. Call "
                       "adamant_zenflow_load() with a state.");
                 REQUIRE(last_error().find("within 0.2 s") != std::string::npos);
-                refused(adamant_zenflow_begin_step(of.get(), nullptr), "adamant_zenflow_load() with a state");
+                fails(adamant_zenflow_begin_step(of.get(), nullptr), ADAMANT_DEVICE_FAILED,
+                      "adamant_zenflow_load() with a complete state");
                 ok(adamant_emulated_device_resume(there.on.get()));
                 adamant_zenflow_position const at = position_of(expected);
                 adamant_zenflow_param params[2];
@@ -426,8 +432,8 @@ TEST_CASE("C: zenflow's calls in an order that cannot be, in C's words")
     refused(adamant_zenflow_place(z, made),
             "has no arrays on the device. Call adamant_zenflow_set_device_arrays() before "
             "adamant_zenflow_place().");
-    refused(adamant_zenflow_set_device_arrays(z, 0, 8, 256), "each at a multiple of 16 bytes");
-    refused(adamant_zenflow_set_device_arrays(z, 0, 256, 0), "needs an array of gradients and one of weights");
+    refused(adamant_zenflow_set_device_arrays(z, 0, 8, 256), "an address is not a multiple of 16 bytes");
+    refused(adamant_zenflow_set_device_arrays(z, 0, 256, 0), "needs two arrays, of gradients and of weights");
     refused(adamant_zenflow_set_device_arrays(z, 2, 256, 256), "no shard 2");
     place_on_device const there(z);
     refused(adamant_zenflow_set_device_arrays(z, 0, 256, 256),
@@ -502,6 +508,7 @@ TEST_CASE("C: memory that ends at any allocation of zenflow's calls, on a device
         zenflow const of = make(a, z, o);
         place_on_device const there(of.get());
         with_failure([&] { return adamant_zenflow_place(of.get(), nullptr); });
+        there.set_arrays(of.get());
         with_failure([&] { return adamant_zenflow_place(of.get(), there.on.get()); });
         for (int i = 0; i < 8; ++i) {
             INFO("step " << i);

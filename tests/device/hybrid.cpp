@@ -349,7 +349,7 @@ TEST_CASE("A device without the memory says so, and everything stays where it wa
     placement const all = split(hybrid.steps->shard_sizes(), {.ratio = 0});
     auto const small = test::make_device(emulation_options{.name = "small", .memory_bytes = 200000});
     CHECK(hybrid.steps->device_bytes(*small, all) > 200000);
-    CHECK(message_of([&] { hybrid.steps->place(small, all); }).find("Call place(nullptr, ...) first") !=
+    CHECK(message_of([&] { hybrid.steps->place(small, all); }).find("Call place() without a device first") !=
           std::string::npos);
     model other({}, 1.0);
     other.steps->place(nullptr, split(other.steps->shard_sizes(), {.ratio = 1}));

@@ -660,8 +660,8 @@ TEST_CASE("what an optimizer will allocate is known before it does", "[host_oom]
     o.add_group("all", usual_adamw);
     for (simple& each : shards)
         o.add_shard({.group = 0, .name = std::to_string(&each - shards.data()), .shard = each.view()});
-    // Of each block, of each pass over a shard, and of each shard: its range and its five arrays that are written.
-    CHECK(o.memory_bytes(false) == 3 * 123 * 24 + 4 * 5 * (32 + 8) + 3 * (24 + 6 * 40 + 4 + 1) + 4 * 8);
+    // Of each block, of each pass over a shard, and of each shard: its range and at most seven arrays that are written.
+    CHECK(o.memory_bytes(false) == 3 * 123 * 24 + 4 * 5 * (32 + 8) + 3 * (24 + 7 * 40 + 4 + 1) + 4 * 8);
     CHECK(o.memory_bytes() > 3 * n * 3);
     if (test::tier() != isa::scalar) // whose records are copies
         CHECK(o.memory_bytes() < 3 * n * 6);
@@ -801,7 +801,7 @@ TEST_CASE("a run that is resumed, cut otherwise, is the run that was not stopped
     refused(bad, "cannot load 'w.exp_avg': its type is bfloat16 in the state, but float32 in this optimizer");
     bad = state;
     bad.tensors[2].elements -= 1;
-    refused(bad, "cannot load 'w.exp_avg_sq': element 12387 is missing (needed: 0 to 12387)");
+    refused(bad, "cannot load 'w.exp_avg_sq': element 12387 is missing (needed: 4096 to 12387)");
     bad = state;
     bad.groups[0].name = "none";
     refused(bad, "has no parameter group 'all'");

@@ -136,7 +136,7 @@ TEST_CASE("nothing goes while a step is under way, or while a device has shards"
     auto const gpu = test::make_device();
     o.place(gpu, split(o.shard_sizes(), {.ratio = 0.5}));
     CHECK(message_of([&] { o.remove_shard(0); }) ==
-          "adamant: cannot call remove_shard() after place(). Call place(nullptr, ...) first.");
+          "adamant: cannot call remove_shard() after place(). Call place() without a device first.");
     CHECK(message_of([&] { o.remove_group(1); }).find("cannot call remove_group() after place()") != std::string::npos);
     CHECK(o.groups().size() == 2);
     (void)o.step();

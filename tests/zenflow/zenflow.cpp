@@ -1147,12 +1147,12 @@ TEST_CASE("zenflow: errors say what was asked and what was found, and change not
     kept_state kept(by.state());
     zenflow_state other = kept.state;
     other.params.pop_back();
-    CHECK(mentions(refusal([&] { by.load(other); }), {"0 of the 5 rows", "param 1"}));
+    CHECK(mentions(refusal([&] { by.load(other); }), {"'param 1'", "the states have no such param"}));
     other = kept.state;
     other.params[0].columns = 4;
     CHECK(mentions(refusal([&] { by.load(other); }), {"4 columns"}));
     other = kept.state;
-    other.groups.pop_back();
+    other.groups.back().name = "other";
     CHECK(mentions(refusal([&] { by.load(other); }), {"groups differ"}));
     other = kept.state;
     other.loss_scaler = loss_scaler_state{};

@@ -31,7 +31,6 @@ inline constexpr c_name c_names[] = {
     {"load()", "adamant_load_...()"},
     {"place()", "adamant_place()"},
     {"place(nullptr)", "adamant_place() without a device"},
-    {"place(nullptr, ...)", "adamant_place() without a device"},
     {"prepare()", "adamant_prepare()"},
     {"remove_group()", "adamant_remove_group()"},
     {"remove_shard()", "adamant_remove_shard()"},

@@ -129,8 +129,8 @@ static zenflow_state_param from_c(adamant_zenflow_param const& source)
     result.all_rows = source.all_rows;
     result.first_row = source.first_row;
     result.rows = source.rows;
-    result.types = {type(source.param_dtype, "param_dtype"), dtype::none, type(source.exp_avg_dtype, "exp_avg_dtype"),
-                    type(source.exp_avg_sq_dtype, "exp_avg_sq_dtype"),
+    result.types = {type(source.param_dtype, "param_dtype"), dtype::float32,
+                    type(source.exp_avg_dtype, "exp_avg_dtype"), type(source.exp_avg_sq_dtype, "exp_avg_sq_dtype"),
                     type(source.weight_out_dtype, "weight_out_dtype")};
     result.arrays[shard_array::param] = bytes(source.param);
     result.arrays[shard_array::exp_avg] = bytes(source.exp_avg);

@@ -100,21 +100,20 @@ public:
         if (reason != nullptr)
             throw_invalid_argument({"cannot accumulate into shard ", registry_.text(shard), ": ", reason});
     }
-    // Params and moments are consistent. on: null without a device. Throws device_error, too.
+    // Params and moments are consistent. current: where the shards are; null without a device. Throws device_error,
+    // too.
     void known_state(device const* current) const
     {
         if (!machine_.is_inconsistent())
             return;
         if (current == nullptr)
-            throw_invalid_argument({"cannot go on: the last load() failed midway, so params and moments are "
-                                    "inconsistent. Call load() with a complete state."});
-        throw_device_error(
-            {current->name(),
-             " or a file failed during load(), or the device failed during an update without records (see "
-             "device_records in the options), so params and moments are inconsistent. Call load() with a complete "
-             "state."});
+            throw_invalid_argument({"cannot use the optimizer: load() failed midway, or a device failed, so params and "
+                                    "moments are inconsistent. Call load() with a complete state."});
+        throw_device_error({"cannot use the optimizer: load() failed midway, or ", current->name(),
+                            " failed and could not be rolled back, so params and moments are inconsistent. Call load() "
+                            "with a complete state."});
     }
-    // on: where the shards are now; null without a device.
+    // current: where the shards are now; null without a device.
     void may_place(device const* target, placement const& requested, device const* current,
                    optimizer_options const& options) const
     {
@@ -125,9 +124,14 @@ public:
         if (target == nullptr && requested.device_elems != 0)
             throw_invalid_argument({"cannot place ", counted(requested.device_elems, "element"),
                                     " on a device: the device is a null pointer"});
+        may_use_arrays_on(target, current);
+    }
+    // The device arrays of the shards are on this device.
+    void may_use_arrays_on(device const* target, device const* current) const
+    {
         if (registry_.has_device_arrays() && current != nullptr && target != nullptr && current != target)
-            throw_invalid_argument({"cannot place shards on ", target->name(), ": they have arrays on ",
-                                    current->name(), ". Call place(nullptr, ...) first."});
+            throw_invalid_argument({"cannot place ", item_, "s on ", target->name(), ": they have arrays on ",
+                                    current->name(), ". Call place() without a device first."});
     }
     // For a gradient that a device reads in host memory.
     void aligned_for(device const& target, std::size_t shard, void const* grad) const
@@ -141,7 +145,7 @@ public:
     void no_device(char const* call, device const* current) const
     {
         if (current != nullptr)
-            throw_invalid_argument({"cannot call ", call, " after place(). Call place(nullptr, ...) first."});
+            throw_invalid_argument({"cannot call ", call, " after place(). Call place() without a device first."});
     }
 
 private:

@@ -120,6 +120,9 @@ struct optimizer_core {
     // Throws as registry::set_gradient(), and as call_rules::aligned_for().
     void set_gradient(std::size_t shard, void const* grad, bool overlaps_are_checked)
     {
+        if (shards.has_device_arrays(shard))
+            throw_invalid_argument({"cannot set the gradient of shard ", shards.text(shard),
+                                    ": its gradients are on a device (see set_device_arrays())"});
         if (partition() != nullptr && partition()->shares_gradient(shard))
             rules.aligned_for(*device(), shard, grad);
         shards.set_gradient(shard, grad, overlaps_are_checked);

@@ -144,6 +144,7 @@ ADAMANT_DECL std::optional<loss_scaler_state> optimizer::loss_scaler() const noe
 }
 ADAMANT_DECL void optimizer::set_loss_scaler(loss_scaler_state const& state)
 {
+    no_traps_scope const no_traps;
     core_->rules.between_steps("set_loss_scaler()");
     if (!loss_scaler())
         detail::throw_invalid_argument({"cannot call set_loss_scaler(): this optimizer has no dynamic loss scale. Set "
@@ -322,6 +323,7 @@ ADAMANT_DECL void optimizer::accumulate(shard_id shard)
     if (in_step)
         core_->team().check_process();
     core_->rules.may_accumulate(shard.index);
+    core_->team().check_caller();
     if (!in_step) {
         core_->session.catch_up();
         core_->rules.known_state(core_->device());
@@ -382,6 +384,7 @@ ADAMANT_DECL void optimizer::load(state_dict const& state)
     detail::device_backend* const partition = core_->partition();
     core_->rules.between_steps("load()");
     core_->team().check_process();
+    core_->team().check_caller();
     session.catch_up();
     detail::state_to_load next = detail::fit_state(state, core_->shards, session.training());
     if (partition != nullptr) {

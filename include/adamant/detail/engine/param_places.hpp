@@ -21,6 +21,14 @@ ADAMANT_BEGIN_NAMESPACE
 
 namespace detail {
 
+// Reserves memory for one more element.
+template <class T>
+void reserve_one(std::vector<T>& all)
+{
+    if (all.size() == all.capacity())
+        all.reserve(2 * all.size() + 1);
+}
+
 class param_places {
 public:
     struct placed {
@@ -164,13 +172,6 @@ private:
                                         ". Use the same types for all shards of a parameter."});
     }
 
-    // Reserves memory for one more element.
-    template <class T>
-    static void reserve_one(std::vector<T>& v)
-    {
-        if (v.size() == v.capacity())
-            v.reserve(2 * v.size() + 1);
-    }
     static std::ptrdiff_t offset(std::size_t i) noexcept { return static_cast<std::ptrdiff_t>(i); }
     // Index of the name in by_name_, or of its insertion point.
     [[nodiscard]] std::size_t first_named(std::string_view name) const noexcept

@@ -157,12 +157,12 @@ public:
 
     // ---- Memory
 
-    // Throws if an array that steps write overlaps another array of any shard.
-    void check_overlaps()
+    // Throws if an array that steps write overlaps another array of any shard, or one of `extents`. on_device:
+    // gradients of shards with arrays on a device are downloaded, and so written.
+    void check_overlaps(bool on_device = true, std::vector<array_extent> extents = {})
     {
-        std::vector<array_extent> extents;
         for (std::size_t i = 0; i < shards_.size(); ++i)
-            append_extents(extents, shards_[i].shard, i, has_device_arrays(i));
+            append_extents(extents, shards_[i].shard, i, on_device && has_device_arrays(i));
         written_.assign(std::move(extents));
     }
     // overlaps_are_checked: check_overlaps() has seen all shards. Then this function allocates nothing, and compares
@@ -171,9 +171,6 @@ public:
     {
         namespace arrays = shard_array;
         offload_shard& current = shards_[shard].shard;
-        if (has_device_arrays(shard))
-            throw_invalid_argument({"cannot set the gradient of shard ", text(shard),
-                                    ": its gradients are on a device (see set_device_arrays())"});
         if (grad == nullptr && current.size() != 0)
             throw_invalid_argument({"cannot set the gradient of shard ", text(shard), " with ", current.size(),
                                     " elements: the pointer is null"});
@@ -228,17 +225,25 @@ public:
     {
         return device_arrays_[shard];
     }
-    void set_device_arrays(std::size_t shard, device_arrays const& arrays)
+    // All arrays, one entry for each shard.
+    [[nodiscard]] std::vector<device_arrays> all_device_arrays() const
+    {
+        std::vector<device_arrays> all = device_arrays_;
+        all.resize(shards_.size());
+        return all;
+    }
+    // always_has_weights: whether a shard without weight_out has weights on the device, too.
+    void set_device_arrays(std::size_t shard, device_arrays const& arrays, bool always_has_weights = false)
     {
         require_shard(shard);
         if (arrays.grad.address % 16 != 0 || arrays.weight_out.address % 16 != 0)
             throw_invalid_argument(
                 {"cannot set the device arrays of shard ", text(shard), ": an address is not a multiple of 16 bytes"});
-        bool const has_weight_out = shards_[shard].shard.has_weight_out();
-        if ((arrays.grad || arrays.weight_out) && (!arrays.grad || bool(arrays.weight_out) != has_weight_out))
+        bool const has_weights = always_has_weights || shards_[shard].shard.has_weight_out();
+        if ((arrays.grad || arrays.weight_out) && (!arrays.grad || bool(arrays.weight_out) != has_weights))
             throw_invalid_argument({"cannot set the device arrays of shard ", text(shard), ": ",
-                                    has_weight_out ? "it needs two arrays, of gradients and of weights"
-                                                   : "it has no weights, so it needs an array of gradients only"});
+                                    has_weights ? "it needs two arrays, of gradients and of weights"
+                                                : "it has no weights, so it needs an array of gradients only"});
         device_arrays_.resize(std::max(device_arrays_.size(), shard + 1));
         device_arrays_[shard] = arrays;
     }

@@ -33,7 +33,7 @@ inline void append_extents(std::vector<array_extent>& extents, offload_shard con
 class written_memory {
 public:
     // Upper bound of the bytes allocated per shard.
-    static constexpr std::size_t bytes_for_each_shard = 6 * sizeof(array_extent);
+    static constexpr std::size_t bytes_for_each_shard = 7 * sizeof(array_extent); // append_extents() adds up to seven
 
     // Stores the written extents. Throws invalid_argument if one of them overlaps another extent. O(n).
     void assign(std::vector<array_extent> extents)

@@ -171,6 +171,14 @@ public:
         kernels_->step(shard_.pointers(), begin * norm_block_elems, std::min(size(), end * norm_block_elems), c,
                        access);
     }
+    // Steps blocks [begin, end) by these coefficients and gradient rules.
+    void step_blocks(std::size_t begin, std::size_t end, coefficients const& c, gradient_rules const& rules,
+                     kernel::memory_access const& access) const noexcept
+    {
+        scratch_block scratch;
+        for (std::size_t b = begin; b < end; ++b)
+            step(b, gradient(b, false, rules, false, scratch), c, access);
+    }
     // Steps a block and writes a record for rollback(). Returns the end of the record.
     [[nodiscard]] std::byte* step_recorded(std::size_t block, ready_gradient const& g, coefficients const& c,
                                            kernel::memory_access const& access, std::byte* record) const noexcept

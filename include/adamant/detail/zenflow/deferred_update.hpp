@@ -96,7 +96,6 @@ struct sum_tile {
     bool first;
     float* sums;
 };
-using sum_work = tiled_work<sum_tile>;
 
 // The deferred update of one matrix.
 struct deferred_part {

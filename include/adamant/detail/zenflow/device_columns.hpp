@@ -31,12 +31,14 @@ struct resident {
     bool stochastic;   // some array is rounded stochastically, which depends on the position in the param
 };
 
+enum class copy_direction { upload, download };
+
 class device_columns {
 public:
     // matrices: one for each param; a vector is one column. Throws as device::claim() and device::allocate().
     device_columns(std::shared_ptr<adamant::device> target, std::vector<zenflow_matrix> const& matrices,
-                   std::vector<device_arrays> const& arrays, double timeout_s)
-        : device_(std::move(target), timeout_s), matrices_(matrices), arrays_(arrays)
+                   std::vector<device_arrays> arrays, double timeout_s)
+        : device_(std::move(target), timeout_s), matrices_(matrices), arrays_(std::move(arrays))
     {
         try {
             std::size_t bytes = 0;
@@ -51,7 +53,6 @@ public:
             publishing_lists_.resize(matrices_.size());
             gradients_.emplace(device_, matrices_, arrays_);
         } catch (...) {
-            gradients_.reset();
             device_->release(staging_);
             throw;
         }
@@ -102,7 +103,7 @@ public:
             memory_ = device_->allocate(bytes);
             image_ = bytes == 0 ? nullptr : device_->pinned(bytes);
             image_bytes_ = bytes;
-            copy_image(true);
+            copy_image(copy_direction::upload);
             device_->copy_up(memory_, image_.get(), bytes);
             for (std::size_t i = 0; i < all.size(); ++i)
                 add_pieces(i, all[i], pieces);
@@ -126,7 +127,7 @@ public:
         device_->wait_event(device_stream::down, device_->record_event(device_stream::work));
         device_->copy_down(image_.get(), memory_, image_bytes_);
         wait();
-        copy_image(false);
+        copy_image(copy_direction::download);
     }
     void drop() noexcept
     {
@@ -222,19 +223,16 @@ public:
         copy.elem_bytes = weight_bytes(param);
         device_->scatter_columns(copy);
     }
-    // Enqueues a copy of all weights by rows, to host memory or from there.
-    void copy_weights(std::size_t param, bool to_host)
+    // Enqueues a copy of all weights by rows between host memory and the device.
+    void copy_weights(std::size_t param, copy_direction direction)
     {
         zenflow_matrix const& m = matrices_[param];
-        bool const vector = columns(param) == 0;
-        std::byte* const host = vector ? m.shard().data(m.weights_source()) : m.weights();
+        std::byte* const host = m.published();
         std::size_t const bytes = m.shard().size() * weight_bytes(param);
-        if (to_host && vector)
-            return; // copy_to_host() has copied them
-        if (to_host)
-            device_->copy_down(host, arrays_[param].weight_out, bytes);
-        else
+        if (direction == copy_direction::upload)
             device_->copy_up(arrays_[param].weight_out, host, bytes);
+        else if (columns(param) != 0) // copy_to_host() has copied a vector's
+            device_->copy_down(host, arrays_[param].weight_out, bytes);
     }
     void wait() { device_.wait(); }
     void settle() noexcept { device_.settle(); }
@@ -251,17 +249,15 @@ private:
     };
 
     [[nodiscard]] std::size_t columns(std::size_t param) const noexcept { return matrices_[param].columns(); }
-    [[nodiscard]] std::size_t rows(std::size_t param) const noexcept
-    {
-        return columns(param) == 0 ? matrices_[param].shard().size() : matrices_[param].rows();
-    }
+    [[nodiscard]] std::size_t rows(std::size_t param) const noexcept { return matrices_[param].state_rows(); }
     [[nodiscard]] std::size_t weight_bytes(std::size_t param) const noexcept
     {
         return size_bytes(matrices_[param].weights_type());
     }
-    // Copies between the host's arrays and the image of the device memory.
-    void copy_image(bool to_image) noexcept
+    // Copies from the host's arrays to the image of the device memory before an upload, and back after a download.
+    void copy_image(copy_direction direction) noexcept
     {
+        bool const to_image = direction == copy_direction::upload;
         for (std::size_t i = 0; i < residents_.size(); ++i) {
             resident_layout const& r = residents_[i];
             offload_shard const& s = matrices_[i].shard();

@@ -51,12 +51,9 @@ public:
             zenflow_part const& p = model_.blocks[i];
             if (model_.is_matrix(p.param) || !model_.takes_part(p.param))
                 return;
-            offload_shard const& s = model_.matrices[p.param].shard();
             group_step const& terms = model_.params[p.param].steps[0];
             float_mode_scope const mode(subnormals::flushed);
-            scratch_block scratch;
-            for (std::size_t b = p.begin; b < p.end; ++b)
-                s.step(b, s.gradient(b, false, terms.rules, false, scratch), terms.c, access);
+            model_.matrices[p.param].shard().step_blocks(p.begin, p.end, terms.c, terms.rules, access);
         });
         for_each_part(model_.cpu, model_.rows.size(), model_.matrix_elems, [&](std::size_t i) {
             zenflow_part const& p = model_.rows[i];

@@ -76,6 +76,7 @@ ADAMANT_DECL shard_id zenflow_optimizer::add_param(zenflow_param added)
 {
     no_traps_scope const no_traps;
     core_->between_steps("add_param()");
+    core_->rules.no_device("add_param()", core_->device());
     if (steps() != 0)
         detail::throw_invalid_argument({"cannot add param '", added.name, "' after ", detail::counted(steps(), "step"),
                                         ". Add all params before the first step."});
@@ -98,8 +99,8 @@ ADAMANT_DECL void zenflow_optimizer::set_gradient(shard_id param, void const* gr
     model.registry.require_shard(param.index);
     if (!core_->machine().is_between_steps())
         core_->rules.shard_awaited("set_gradient()", param.index);
-    if (core_->device_state() != nullptr && !model.is_empty(param.index)) {
-        if (grad == model.matrices[param.index].shard().data(shard_array::grad))
+    if (core_->device_state() != nullptr) {
+        if (model.is_empty(param.index) || grad == model.matrices[param.index].shard().data(shard_array::grad))
             return;
         detail::throw_invalid_argument({"cannot change the gradient of param ", model.registry.text(param.index),
                                         ": its gradients are on a device (see set_device_arrays()), which copies them "
@@ -186,6 +187,7 @@ ADAMANT_DECL void zenflow_optimizer::flush()
 {
     no_traps_scope const no_traps;
     core_->between_steps("flush()");
+    core_->rules.known_state(core_->device());
     core_->team().check_process();
     core_->session.catch_up();
     core_->background().finish_and_flush();
@@ -197,46 +199,55 @@ ADAMANT_DECL void zenflow_optimizer::flush()
 ADAMANT_DECL void zenflow_optimizer::set_device_arrays(shard_id param, device_arrays const& arrays)
 {
     core_->between_steps("set_device_arrays()");
-    core_->model.registry.require_shard(param.index);
-    if (core_->device_state() != nullptr)
-        detail::throw_invalid_argument({"cannot call set_device_arrays() after place(). Call place(nullptr) first."});
-    if (!arrays.grad || !arrays.weight_out || arrays.grad.address % 16 != 0 || arrays.weight_out.address % 16 != 0)
-        detail::throw_invalid_argument({"cannot set the device arrays of param ",
-                                        core_->model.registry.text(param.index),
-                                        ": it needs an array of gradients and one of weights, each at a multiple of 16 "
-                                        "bytes"});
-    core_->arrays_on_device.resize(std::max(core_->arrays_on_device.size(), params()));
-    core_->arrays_on_device[param.index] = arrays;
+    core_->rules.no_device("set_device_arrays()", core_->device());
+    core_->model.registry.set_device_arrays(param.index, arrays, true);
 }
 ADAMANT_DECL void zenflow_optimizer::place(std::shared_ptr<device> target)
 {
     no_traps_scope const no_traps;
-    core_->between_steps("place()");
-    core_->team().check_process();
-    core_->session.catch_up();
-    core_->background().settle();
-    if (target != nullptr) {
-        core_->arrays_on_device.resize(params());
-        for (std::size_t i = 0; i < params(); ++i)
-            if (!core_->arrays_on_device[i].grad && !core_->model.is_empty(i))
-                detail::throw_invalid_argument({"cannot place param ", core_->model.registry.text(i),
-                                                ": it has no arrays on the device. Call set_device_arrays() before "
-                                                "place()."});
-        for (std::size_t i = 0; i < params() && target->shares_host_memory(); ++i) {
-            detail::zenflow_matrix const& m = core_->model.matrices[i];
-            std::byte const* const host = m.columns() == 0 ? m.shard().data(m.weights_source()) : m.weights();
-            if (m.shard().changed() != nullptr &&
-                core_->arrays_on_device[i].weight_out.address == reinterpret_cast<std::uintptr_t>(host))
-                detail::throw_invalid_argument(
-                    {"cannot place param ", core_->model.registry.text(i),
-                     ": its weights on the device are its weights in host memory, which tracking compares with. Give "
-                     "set_device_arrays() other weights, or do not track changes."});
-        }
+    detail::zenflow_core& core = *core_;
+    detail::registry& registry = core.model.registry;
+    core.between_steps("place()");
+    core.team().check_process();
+    auto const detach = [&] {
+        core.background().detach_device();
+        registry.forget_device_arrays();
+        core.model.overlaps_are_checked = false; // gradients in host memory are only read now
+    };
+    if (target == nullptr && core.machine().is_inconsistent()) { // a device that does not answer cannot return its part
+        core.background().settle();
+        detach();
+        return;
     }
-    core_->background().copy_to_host();
-    core_->background().detach_device();
-    if (target != nullptr)
-        core_->background().attach_device(std::move(target), core_->arrays_on_device, core_->options.device_timeout_s);
+    core.session.catch_up();
+    core.background().settle();
+    core.rules.may_use_arrays_on(target.get(), core.device());
+    if (target.get() == core.device())
+        return;
+    if (target == nullptr) {
+        core.background().copy_to_host();
+        detach();
+        return;
+    }
+    for (std::size_t i = 0; i < params(); ++i) {
+        if (core.model.is_empty(i))
+            continue;
+        if (!registry.has_device_arrays(i))
+            detail::throw_invalid_argument({"cannot place param ", registry.text(i),
+                                            ": it has no arrays on the device. Call set_device_arrays() before "
+                                            "place()."});
+        detail::zenflow_matrix const& m = core.model.matrices[i];
+        if (target->shares_host_memory() && m.shard().changed() != nullptr &&
+            registry.arrays_on_device(i).weight_out.address == reinterpret_cast<std::uintptr_t>(m.published()))
+            detail::throw_invalid_argument(
+                {"cannot place param ", registry.text(i),
+                 ": its weights on the device are its weights in host memory, which tracking compares with. Give "
+                 "set_device_arrays() other weights, or do not track changes."});
+    }
+    core.model.check_overlaps(true);
+    core.model.overlaps_are_checked = false; // if the device has too little memory, the next call checks again
+    core.background().attach_device(std::move(target), core.options.device_timeout_s);
+    core.model.overlaps_are_checked = true;
 }
 
 // ---- State
@@ -271,6 +282,7 @@ ADAMANT_DECL zenflow_state zenflow_optimizer::state()
 {
     no_traps_scope const no_traps;
     core_->between_steps("state()");
+    core_->rules.known_state(core_->device());
     core_->session.catch_up();
     core_->background().settle();
     core_->background().copy_to_host();
@@ -292,6 +304,7 @@ ADAMANT_DECL void zenflow_optimizer::load(std::span<zenflow_state const> states)
     detail::zenflow_core& core = *core_;
     core.between_steps("load()");
     core.team().check_process();
+    core.team().check_caller();
     core.session.build_layout();
     detail::zenflow_loading const loading(core.model, states, core.session.scaler().has_value());
     zenflow_state const& first = states.front();
@@ -301,8 +314,8 @@ ADAMANT_DECL void zenflow_optimizer::load(std::span<zenflow_state const> states)
     if (detail::device_columns* const device_state = core.device_state()) {
         if (!device_state->stop())
             detail::throw_device_error({device_state->device().name(),
-                                        " does not answer, so load() cannot write to it. Call place() with another "
-                                        "device, or place(nullptr), then load()."});
+                                        " does not answer, so load() cannot write to it. Call place(nullptr), then "
+                                        "load()."});
         device_state->drop();
     }
     core.background().forget();
@@ -317,7 +330,7 @@ ADAMANT_DECL void zenflow_optimizer::load(std::span<zenflow_state const> states)
     if (any_publishing)
         core.background().current().begin_done();
     if (core.device_state() != nullptr)
-        core.background().copy_weights(false);
+        core.background().copy_weights(detail::copy_direction::upload);
     core.session.end_load();
 }
 

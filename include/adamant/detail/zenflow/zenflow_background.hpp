@@ -53,12 +53,13 @@ public:
     [[nodiscard]] device_columns* device_state() const noexcept { return device_state_.get(); }
     void detach_device() noexcept { device_state_.reset(); }
     // Attaches a device, and uploads all weights.
-    void attach_device(std::shared_ptr<device> target, std::vector<device_arrays> const& arrays, double timeout_s)
+    void attach_device(std::shared_ptr<device> target, double timeout_s)
     {
         team_.ensure();
-        device_state_ = std::make_unique<device_columns>(std::move(target), model_.matrices, arrays, timeout_s);
+        device_state_ = std::make_unique<device_columns>(std::move(target), model_.matrices,
+                                                         model_.registry.all_device_arrays(), timeout_s);
         try {
-            copy_weights(false);
+            copy_weights(copy_direction::upload);
         } catch (...) {
             device_state_.reset();
             throw;
@@ -66,11 +67,11 @@ public:
         nothing_is_staged();
     }
     // Copies all weights between host and device. Waits.
-    void copy_weights(bool to_host)
+    void copy_weights(copy_direction direction)
     {
         try {
             for (std::size_t i = 0; i < model_.size(); ++i)
-                device_state_->copy_weights(i, to_host);
+                device_state_->copy_weights(i, direction);
             device_state_->wait();
         } catch (...) {
             device_state_->settle(); // no copy may use the caller's arrays any more
@@ -84,7 +85,7 @@ public:
             return;
         try {
             device_state_->copy_to_host();
-            copy_weights(true);
+            copy_weights(copy_direction::download);
         } catch (device_error const&) { // without a rollback, a failure in the background would fail every later call
             roll_back();
             throw;
@@ -181,8 +182,8 @@ public:
         current_->begin();
     }
     // Starts background work on the sums, and then, unless only_sums, on the deferred update. Returns immediately, but
-    // does small work itself. If memory is short, nothing starts, and finish_sums() and settle() do the work. With a
-    // device, work always starts in the background, because the next gradients are downloaded after the sums.
+    // does small work itself. If the request cannot be allocated, the next finish_sums() or settle() does the work.
+    // With a device, work always starts in the background, because the next gradients are downloaded after the sums.
     void resume(bool only_sums) noexcept
     {
         bool const updates = !only_sums && !publishing_is_due_ && current_->is_active() && !current_->is_done();
@@ -207,7 +208,7 @@ public:
         do_sums();
         if (!current_->is_active())
             return;
-        rest();
+        wait_for_drain();
         if (!current_->is_done())
             for_each_part(model_.cpu, current_->tiles(), current_->elems(),
                           [&](std::size_t) { (void)do_next_of_update(); });
@@ -227,9 +228,9 @@ public:
         settle();
         for (std::size_t i = 0; i < model_.size(); ++i) {
             list_columns(current_->parts[i].columns, 1, publishing_[i]);
+            // The weights of all other columns are up to date, so copying them changes nothing.
             if (device_state_ == nullptr && !publishing_[i].empty())
-                model_.copy_weights(
-                    i); // the weights of all other columns are up to date, so copying them changes nothing
+                model_.copy_weights(i);
         }
         current_->forget();
         publishing_is_due_ = device_state_ != nullptr;
@@ -310,13 +311,13 @@ private:
     {
         if (sums_.is_done())
             return;
-        rest();
+        wait_for_drain();
         for_each_part(model_.cpu, sums_.size(), sums_.elems(), [&](std::size_t) { (void)sums_.do_next(accumulate); });
         try_download_rest();
     }
     [[nodiscard]] bool is_working() const noexcept { return drain_ != nullptr && !drain_->done(); }
     // Waits for the drain. While no other caller waits for the team, the drain runs until its work is done.
-    void rest() noexcept { drain_.reset(); }
+    void wait_for_drain() noexcept { drain_.reset(); }
     void download_rest()
     {
         std::lock_guard const lock(down_mutex_);
@@ -368,13 +369,13 @@ private:
     step_machine& machine_;
     background_team& team_;
     static constexpr std::uint64_t not_staged = ~std::uint64_t{0};
-    std::vector<std::uint64_t>
-        staged_; // for each matrix: the number of its last device_columns::stage(), see is_staged()
+    // For each matrix: the number of its last device_columns::stage(), see is_staged().
+    std::vector<std::uint64_t> staged_;
     std::vector<std::vector<std::uint32_t>> publishing_; // columns to publish
     bool publishing_is_due_ = false;
     std::exception_ptr publishing_error_;
     std::unique_ptr<device_columns> device_state_; // null without a device
-    sum_work sums_;
+    tiled_work<sum_tile> sums_;
     std::mutex down_mutex_;
     std::vector<std::size_t> waiting_down_; // params whose gradients are not downloaded yet,
     std::size_t down_ = 0;                  // from this index on

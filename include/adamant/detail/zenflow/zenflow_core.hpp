@@ -26,6 +26,12 @@ struct zenflow_core {
     // Null without a device.
     [[nodiscard]] device_columns* device_state() const noexcept { return session.background().device_state(); }
 
+    // Null without a device.
+    [[nodiscard]] adamant::device const* device() const noexcept
+    {
+        return device_state() == nullptr ? nullptr : &device_state()->device();
+    }
+
     void between_steps(char const* call) const
     {
         session.background().check_at_rest();
@@ -35,9 +41,7 @@ struct zenflow_core {
     void open(step_values const& values)
     {
         between_steps("begin_step()");
-        if (machine().is_inconsistent())
-            throw_invalid_argument({"cannot call begin_step(): the last load() failed midway, or a device stopped "
-                                    "answering, so params and moments are inconsistent. Call load() with a state."});
+        rules.known_state(device());
         team().check_process();
         team().check_caller();
         session.catch_up();
@@ -47,7 +51,6 @@ struct zenflow_core {
     zenflow_options zenflow;
     optimizer_options options;
     zenflow_model model;
-    std::vector<device_arrays> arrays_on_device; // for each param
     zenflow_session session{model, zenflow, options};
     call_rules rules{"param", model.registry, session.machine(), model.in_step, session.team()};
 };

@@ -11,7 +11,9 @@
 
 #include <adamant/error.hpp>
 #include <adamant/zenflow.hpp>
+#include <adamant/detail/core/sorting.hpp>
 #include <adamant/detail/zenflow/zenflow_model.hpp>
+#include <adamant/detail/zenflow/zenflow_state_check.hpp>
 
 ADAMANT_BEGIN_NAMESPACE
 namespace detail {
@@ -27,7 +29,7 @@ namespace detail {
     view.columns = m.columns();
     view.all_rows = m.all_rows();
     view.first_row = m.first_row();
-    view.rows = model.own_rows(i);
+    view.rows = m.state_rows();
     view.types = m.shard().format().types;
     for (shard_array::index const which : state_arrays)
         view.arrays[which] = m.shard().is_state(which) ? m.shard().data(which) : nullptr;
@@ -43,12 +45,13 @@ namespace detail {
 class zenflow_loading {
 public:
     // states: those of all ranks, in any order. has_scaler: whether the optimizer has a dynamic loss scale. Throws
-    // invalid_argument if they are not the states of all ranks of this model.
+    // invalid_argument if they are not the states of all ranks of this model, each once.
     zenflow_loading(zenflow_model& model, std::span<zenflow_state const> states, bool has_scaler) : model_(model)
     {
         if (states.empty())
             throw_invalid_argument({"cannot call load() without a state"});
         for (zenflow_state const& each : states) {
+            validate(each);
             if (each.position != states.front().position)
                 throw_invalid_argument({"cannot load states of different steps: ", states.front().position.steps,
                                         " and ", each.position.steps,
@@ -67,28 +70,38 @@ public:
         all_.resize(model_.size());
         for (std::size_t i = 0; i < model_.size(); ++i) {
             std::size_t const begin = model_.matrices[i].first_row();
-            std::size_t const end = begin + model_.own_rows(i);
-            std::size_t rows = 0;
-            bool known = false;
+            std::size_t const end = begin + model_.matrices[i].state_rows();
+            std::vector<source>& pieces = all_[i];
             for (zenflow_state const& state : states)
                 for (zenflow_state_param const& each : state.params) {
                     if (each.name != model_.registry.name(i))
                         continue;
-                    known = true;
                     check_matches(i, each);
                     source const piece{&each, std::max(begin, each.first_row),
                                        std::min(end, each.first_row + each.rows)};
-                    if (piece.begin < piece.end) {
-                        rows += piece.end - piece.begin;
-                        all_[i].push_back(piece);
-                    } else if (all_[i].empty() && begin == end) {
-                        all_[i].push_back({&each, begin, begin}); // for its counts
-                    }
+                    if (piece.begin < piece.end)
+                        pieces.push_back(piece);
+                    else if (pieces.empty() && begin == end)
+                        pieces.push_back({&each, begin, begin}); // for its counts
                 }
-            if (!known || rows != end - begin)
-                throw_invalid_argument({"cannot load the states: they have ", rows, " of the ", end - begin,
-                                        " rows of '", model_.registry.name(i),
-                                        "'. Pass the state of every rank exactly once."});
+            if (pieces.empty())
+                throw_invalid_argument({"cannot load '", model_.registry.name(i),
+                                        "': the states have no such param. Pass the states of all ranks of the same "
+                                        "model."});
+            sort_stably(pieces, [](source const& a, source const& b) { return a.begin < b.begin; });
+            std::size_t next = begin; // the first row that no piece has
+            for (source const& piece : pieces) {
+                if (piece.begin < next)
+                    throw_invalid_argument({"cannot load '", model_.registry.name(i), "': row ", piece.begin,
+                                            " is in two states. Pass the state of every rank exactly once."});
+                if (piece.begin > next)
+                    break;
+                next = piece.end;
+            }
+            if (next != end)
+                throw_invalid_argument({"cannot load '", model_.registry.name(i), "': row ", next,
+                                        " is missing (needed: ", begin, " to ", end - 1,
+                                        "). Pass the state of every rank exactly once."});
         }
     }
 
@@ -111,7 +124,7 @@ public:
                              m.shard().bytes(which, c * piece.state->rows + piece.begin - piece.state->first_row),
                          m.shard().bytes(which, piece.end - piece.begin),
                          m.shard().data(which) +
-                             m.shard().bytes(which, c * model_.own_rows(i) + piece.begin - m.first_row()));
+                             m.shard().bytes(which, c * m.state_rows() + piece.begin - m.first_row()));
             if (model_.is_matrix(i) && piece.state->summed != 0 && piece.begin != piece.end)
                 copy(*piece.state, piece.state->sums + (piece.begin - piece.state->first_row) * columns,
                      (piece.end - piece.begin) * columns * sizeof(float),
@@ -161,24 +174,11 @@ private:
         if (p.columns != m.columns() || p.all_rows != m.all_rows())
             throw_invalid_argument({name, "has ", counted(p.all_rows, "row"), " and ", counted(p.columns, "column"),
                                     ", but the param has ", m.all_rows(), " and ", m.columns()});
-        std::size_t const counts = m.columns() == 0 ? 1 : m.columns();
-        if (p.counts.size() != counts || p.selected.size() != m.columns() || p.publishing.size() != m.columns())
-            throw_invalid_argument({name, "has ", counted(p.counts.size(), "count"), " and ", p.selected.size(),
-                                    " and ", counted(p.publishing.size(), "flag"), ", but the param has ",
-                                    counted(m.columns(), "column")});
         for (shard_array::index const which : state_arrays)
-            if (m.shard().is_state(which) &&
-                (p.types[which] != m.shard().type(which) || (p.arrays[which] == nullptr && p.rows != 0)))
+            if (m.shard().is_state(which) && p.types[which] != m.shard().type(which))
                 throw_invalid_argument({name, "has ", shard_array::names[which], " of type ",
-                                        adamant::name(p.types[which]),
-                                        p.arrays[which] == nullptr ? ", which is null" : "", ", but the param has ",
+                                        adamant::name(p.types[which]), ", but the param has ",
                                         adamant::name(m.shard().type(which))});
-        std::size_t const together = elems_together(m.shard().format().types);
-        if (m.columns() != 0 && (p.first_row % together != 0 || p.rows % together != 0))
-            throw_invalid_argument({name, "has rows ", p.first_row, " to ", p.first_row + p.rows,
-                                    ", but its moments are in groups of ", together, " rows"});
-        if (p.summed != 0 && p.sums == nullptr && p.rows != 0 && m.columns() != 0)
-            throw_invalid_argument({name, "has deferred gradients of ", counted(p.summed, "step"), ", but no sums"});
     }
 
     zenflow_model& model_;

@@ -44,9 +44,16 @@ public:
     [[nodiscard]] std::size_t all_rows() const noexcept { return all_rows_; }
     [[nodiscard]] std::size_t first_row() const noexcept { return first_row_; }
     [[nodiscard]] std::size_t size() const noexcept { return rows_ * columns_; }
+    // Rows of a matrix, and elements of a vector, whose state has one column.
+    [[nodiscard]] std::size_t state_rows() const noexcept { return columns_ == 0 ? shard_.size() : rows_; }
+    // The weights in host memory that steps publish.
+    [[nodiscard]] std::byte* published() const noexcept
+    {
+        return columns_ == 0 ? shard_.data(weights_source()) : weights_;
+    }
     [[nodiscard]] std::byte* weights() const noexcept { return weights_; }
     [[nodiscard]] offload_shard const& shard() const noexcept { return shard_; }
-    // The array whose copy by rows are the model's weights.
+    // The state array that is published: weights() is its row-major copy.
     [[nodiscard]] shard_array::index weights_source() const noexcept
     {
         return shard_.has_weight_out() ? weight_out : param;
@@ -91,12 +98,10 @@ public:
     {
         float_mode_scope const mode(subnormals::flushed);
         offload_shard const view = part(column, 0, rows_, gradient);
-        scratch_block scratch;
-        for (std::size_t b = 0; b < view.blocks(); ++b)
-            view.step(b, view.gradient(b, false, step.rules, false, scratch), step.c, access);
+        view.step_blocks(0, view.blocks(), step.c, step.rules, access);
     }
-    // The squares of a norm block of the gradient, scaled as in accumulate() and added to the sums unless these are
-    // null, for columns whose flag equals `flag`. squares_of_sums(): the squares of the sums alone.
+    // Sum of squares of one norm block, over the columns whose flag equals `flag`. The gradient is scaled as in
+    // accumulate(); if `sums` is not null, they are added first. squares_of_sums(): of the sums alone.
     [[nodiscard]] grad_squares squares_of_gradient(std::size_t block, group_step const& step,
                                                    std::vector<std::uint8_t> const& flags, std::uint8_t flag,
                                                    float const* sums) const noexcept
@@ -169,7 +174,7 @@ public:
     {
         copy_weights({shard_.data(weights_source()), rows_, false}, columns, begin, end);
     }
-    // Where listed columns are: column list[i] is number i or list[i], every `pitch` elements.
+    // Source of listed columns. Column list[i] begins at i * pitch if in_list_order, otherwise at list[i] * pitch.
     struct column_source {
         std::byte const* begin;
         std::size_t pitch;
@@ -191,8 +196,6 @@ public:
             mark_raw_changes()(target, source, shard_.size(), shard_.changed());
         std::memcpy(target, source, shard_.bytes(weights_source(), shard_.size()));
     }
-    // Rounds weight_out from the masters, unless it is state itself.
-    void round_weights() const noexcept { shard_.round_weights(0, size()); }
     // The first byte of `row` of a column in an array of the state.
     [[nodiscard]] std::byte* state_at(shard_array::index which, std::size_t column, std::size_t row) const noexcept
     {

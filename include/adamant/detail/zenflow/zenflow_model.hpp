@@ -60,16 +60,12 @@ struct zenflow_model {
     std::vector<zenflow_part> blocks, rows;
     std::size_t all_elems = 0, matrix_elems = 0;
     bool is_laid_out = false;
+    bool overlaps_are_checked = false; // of the current arrays, on the CPU or the device
 
     [[nodiscard]] std::size_t size() const noexcept { return matrices.size(); }
     [[nodiscard]] bool is_matrix(std::size_t i) const noexcept { return matrices[i].columns() != 0; }
     [[nodiscard]] bool is_empty(std::size_t i) const noexcept { return matrices[i].shard().size() == 0; }
     [[nodiscard]] bool takes_part(std::size_t i) const noexcept { return detail::takes_part(in_step[i]); }
-    // Rows of this rank. The elements of a vector are its rows.
-    [[nodiscard]] std::size_t own_rows(std::size_t i) const noexcept
-    {
-        return is_matrix(i) ? matrices[i].rows() : matrices[i].shard().size();
-    }
 
     std::size_t add_param(std::size_t group, std::string const& name, any_shard const& shard, std::size_t columns,
                           void* weights, shard_place place)
@@ -92,8 +88,8 @@ struct zenflow_model {
         } else {
             first_row = place.begin;
         }
-        matrices.reserve(matrices.size() + 1);
-        params.reserve(params.size() + 1);
+        reserve_one(matrices);
+        reserve_one(params);
         zenflow_param_state state;
         state.counts.resize(columns == 0 ? 1 : columns);
         state.selected.resize(columns);
@@ -106,26 +102,28 @@ struct zenflow_model {
         matrices.emplace_back(registry[number].shard, cpu.tier(), columns, all_rows, first_row,
                               static_cast<std::byte*>(weights));
         params.push_back(std::move(state));
-        is_laid_out = false;
+        is_laid_out = overlaps_are_checked = false;
         return number;
     }
     void set_gradient(std::size_t param, void const* grad)
     {
-        registry.set_gradient(param, grad, is_laid_out);
+        registry.set_gradient(param, grad, overlaps_are_checked);
         matrices[param].set_gradient(static_cast<std::byte const*>(grad));
     }
 
+    // Throws invalid_argument if an array that steps write overlaps another one. on_device: see registry.
+    void check_overlaps(bool on_device)
+    {
+        std::vector<array_extent> weights;
+        for (std::size_t i = 0; i < size(); ++i)
+            append_extent(weights, "weights", matrices[i].weights(),
+                          matrices[i].size() * size_bytes(matrices[i].weights_type()), i, true);
+        registry.check_overlaps(on_device, std::move(weights));
+        overlaps_are_checked = true;
+    }
     // sum_buffers: 1 or 2. With two, gradients are accumulated in one while the deferred update reads the other.
     void build_layout(std::size_t sum_buffers)
     {
-        registry.check_overlaps();
-        std::vector<array_extent> extents;
-        for (std::size_t i = 0; i < size(); ++i) {
-            append_extents(extents, matrices[i].shard(), i, false);
-            append_extent(extents, "weights", matrices[i].weights(),
-                          matrices[i].size() * size_bytes(matrices[i].weights_type()), i, true);
-        }
-        refuse_overlaps(std::move(extents));
         std::size_t elems = 0;
         blocks.clear();
         rows.clear();

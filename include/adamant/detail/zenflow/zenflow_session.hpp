@@ -70,6 +70,8 @@ public:
     // Call after params have been added. Allocates the memory of steps.
     void build_layout()
     {
+        if (!model_.overlaps_are_checked)
+            model_.check_overlaps(background_.device_state() != nullptr);
         if (model_.is_laid_out)
             return;
         background_.build_layout(zenflow_.overlap);
@@ -87,8 +89,10 @@ public:
     // Throws invalid_argument for invalid values, before changing anything.
     void open(step_values const& values)
     {
-        rounded_to_nearest([&] {
-            make_terms(terms_, values, options_, model_.registry.groups().size(), position_.steps + 1, loss_scale());
+        make_terms(terms_, values, options_, model_.registry.groups().size(), position_.steps + 1, loss_scale());
+        rounded_to_nearest([&] { // refuses values before the step is open
+            std::vector<group_step> unused;
+            make_group_steps(model_.registry.groups(), terms_, 1.0, unused);
         });
         started_ = clock::now();
         if (background_.device_state() != nullptr)
@@ -131,8 +135,8 @@ public:
             background_.roll_back();
             throw;
         }
-        // If the next step selects, the deferred update waits until then, because newly selected columns must be
-        // updated first.
+        // If the next step selects, it runs the deferred update of the newly selected columns first, and would wait for
+        // all columns if the update had started.
         background_.resume(selects_next(zenflow_, position_));
         background_.rethrow_publishing_error(position_.steps);
         complete_report(report);

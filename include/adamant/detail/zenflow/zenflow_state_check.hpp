@@ -5,8 +5,6 @@
 #include <algorithm>
 #include <cstddef>
 #include <initializer_list>
-#include <string>
-#include <string_view>
 #include <vector>
 
 #include <adamant/error.hpp>
@@ -77,8 +75,8 @@ inline void check_param(zenflow_state_param const& p, std::size_t number, std::s
         refuse({"has deferred gradients of ", counted(p.summed, "step"), ", but no sums"});
 }
 
-// Indices of the params to write: all, except that of several params without rows at one position only the first is
-// written. Throws as validate().
+// Indices of the params to write: all, but of several params without rows at one position only the first. Throws as
+// validate().
 inline std::vector<std::size_t> checked_params(zenflow_state const& state)
 {
     default_mode_scope const mode;
