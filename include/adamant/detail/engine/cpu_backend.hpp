@@ -434,7 +434,7 @@ private:
         squares_total squares;
     };
     std::vector<member_state> members_;
-    // Later members have no state since begin(): a small step of a large team must not visit all of them.
+    // Members from this index on are unused since begin(), so a small step need not visit them all.
     std::atomic<unsigned> members_used_{0};
     std::atomic<bool> stopped_speculating_{false};
     std::atomic<bool> gradients_differ_{false};

@@ -2,7 +2,6 @@
 // The device backend: passes over the pieces on a device, and the transfers that they need.
 #pragma once
 
-#include <algorithm>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
@@ -203,8 +202,6 @@ public:
     [[nodiscard]] bool stop() noexcept override { return pieces_.stop(); }
     [[nodiscard]] bool roll_back() noexcept override
     {
-        if (!pieces_.has_device())
-            return true;
         try {
             list_.clear();
             for (std::size_t i = 0; i < pieces_.all().size(); ++i)

@@ -10,7 +10,6 @@
 #include <cstring>
 #include <exception>
 #include <memory>
-#include <string>
 #include <utility>
 #include <vector>
 
@@ -60,7 +59,6 @@ public:
     [[nodiscard]] bool has_device() const noexcept { return session_ != nullptr; }
     [[nodiscard]] device_session const& session() const noexcept { return *session_; } // has_device() only
     [[nodiscard]] adamant::device& device() const noexcept { return **session_; }      // has_device() only
-    [[nodiscard]] bool with_records() const noexcept { return settings_.with_records; }
     // Sorted by shard and first element.
     [[nodiscard]] std::vector<piece> const& all() const noexcept { return pieces_; }
     // Indices [first, second) of a shard's pieces.
@@ -129,8 +127,8 @@ public:
             part_ = make_part(target.get(), next);
             for (std::size_t const i : fresh)
                 copy_state_up(*target, next[i], true);
-            if (part_ !=
-                nullptr) { // a step downloads the weights of whole pieces, including blocks that it does not step
+            // A step downloads the weights of whole pieces, including blocks that it does not step.
+            if (part_ != nullptr) {
                 target->wait_event(device_stream::work, target->record_event(device_stream::up));
                 part_->round_weights();
             }
@@ -244,7 +242,7 @@ public:
         p.device.arrays[shard_array::grad] = grad;
     }
 
-    // See device_backend. Of one piece.
+    // As device_backend::commit_changes(), for one piece.
     void commit_changes(piece const& p) const noexcept
     {
         if (!p.device.changed)
@@ -267,8 +265,8 @@ public:
         }
     }
 
-    // See device_session. True without a device.
-    [[nodiscard]] bool stop() const noexcept { return !has_device() || session_->stop(); }
+    // See device_session.
+    [[nodiscard]] bool stop() const noexcept { return session_->stop(); }
 
 private:
     // Gradients are downloaded, and weights uploaded, in chunks of this many blocks: 2 MiB of 16-bit numbers.

@@ -17,8 +17,8 @@ namespace detail {
 struct training_state {
     std::uint64_t steps = 0;
     std::optional<loss_scaler_state> scaler = {};
-    std::uint8_t wrong_assumptions =
-        0; // a bit for each of the last eight steps: its assumed clip coefficient was wrong
+    // A bit for each of the last eight steps: its assumed clip coefficient was wrong.
+    std::uint8_t wrong_assumptions = 0;
     void record_assumption(bool was_right) noexcept
     {
         wrong_assumptions = static_cast<std::uint8_t>(wrong_assumptions << 1 | !was_right);

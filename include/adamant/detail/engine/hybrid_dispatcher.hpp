@@ -107,7 +107,8 @@ public:
         if (device_ != nullptr)
             device_->submit(shard, plan_.first_pass);
     }
-    // Enqueues the first pass over all shards. at_least_one: a thread reaches the end of the queue even without work.
+    // Enqueues the first pass over all shards. at_least_one: if the CPU has no work, enqueues an empty piece, so
+    // that at_end() is called.
     void submit_all(bool at_least_one)
     {
         if (device_ != nullptr) {

@@ -3,13 +3,9 @@
 #pragma once
 
 #include <cstddef>
-#include <cstdint>
 #include <exception>
 #include <mutex>
-#include <optional>
-#include <string>
 #include <utility>
-#include <vector>
 
 #include <adamant/error.hpp>
 #include <adamant/optimizer_options.hpp>
@@ -67,10 +63,7 @@ public:
     [[nodiscard]] step_plan const& plan() const noexcept { return plan_; }
     [[nodiscard]] block_table& blocks() noexcept { return blocks_; }
     [[nodiscard]] hybrid_dispatcher& dispatcher() noexcept { return dispatcher_; }
-    [[nodiscard]] hybrid_dispatcher const& dispatcher() const noexcept { return dispatcher_; }
     [[nodiscard]] step_history& history() noexcept { return history_; }
-    [[nodiscard]] step_history const& history() const noexcept { return history_; }
-    [[nodiscard]] training_state const& training() const noexcept { return training_; }
     [[nodiscard]] training_state& training() noexcept { return training_; }
     // Call after groups, shards or the placement have changed. Allocates the memory of steps, except the journal.
     void build_layout()

@@ -24,9 +24,9 @@ class queue_worker {
 public:
     // Processes pieces [begin, end).
     virtual void run(unsigned member, std::size_t begin, std::size_t end) noexcept = 0;
-    // All pieces are complete. Returns whether more work is there, added by work_queue::add_at_end(), or will come
-    // without another add(): then at_end() is called again. May take long: producers do not wait meanwhile, and the
-    // other threads fall asleep.
+    // All pieces are complete. Returns true if work_queue::add_at_end() has added work, or if work will arrive without
+    // a call of add(); at_end() is then called again. May take long: producers do not wait meanwhile, and the other
+    // threads fall asleep.
     virtual bool at_end() noexcept = 0;
 
 protected:

@@ -50,7 +50,7 @@ private:
     void read(std::size_t begin, std::size_t n, std::byte* out) const
     {
         if (source == nullptr)
-            std::memcpy(out, src + begin, n);
+            std::memmove(out, src + begin, n); // a state may be loaded into its own arrays
         else
             source->read(bytes_behind(src, begin), n, out);
     }
