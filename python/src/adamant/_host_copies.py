@@ -15,6 +15,7 @@ from typing import Any, Callable, Deque, Dict, List, Optional, Tuple
 
 import torch
 from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from ._extension import load_extension
 from ._library import InvalidArgument, counted
@@ -27,6 +28,7 @@ _idle_seconds = 1.0  # an idle copy thread ends after this time, because its opt
 _ring_bytes = 64 << 20  # minimum size of a ring whose slots are reused within a step
 _batch_bytes = 16 << 20  # maximum size of gradients that are copied together
 _upload_elements = 8 << 20  # minimum number of new weights that are copied together, except at the end of a step
+_sampled_elements = 256  # of a DTensor
 _batches = 16  # of a step, at least, if they have a megabyte: while one is copied, earlier ones are stepped
 
 
@@ -66,6 +68,56 @@ def local(tensor: Tensor) -> Tensor:
     return tensor.to_local() if hasattr(tensor, "to_local") else tensor
 
 
+class _Sample:
+    """Compares the bits of some elements."""
+
+    def __init__(self, elements: Tensor):
+        self._bits = elements.contiguous().view(torch.uint8)
+
+    def __eq__(self, other: Any) -> bool:
+        return isinstance(other, _Sample) and torch.equal(self._bits, other._bits)
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+def write_count(tensor: Tensor) -> Tuple[Any, ...]:
+    """Changes with every write that torch records: not with writes through `.data` and collectives in place."""
+    try:
+        return tensor._version, None if type(tensor) in _plain_types else _shard_of(tensor)._version
+    except RuntimeError:  # a tensor of inference_mode() has no version
+        return None, None
+
+
+def _shard_of(tensor: Tensor) -> Tensor:
+    """The shard of a DTensor itself: to_local() of a param is another tensor."""
+    return getattr(tensor, "_local_tensor", tensor)
+
+
+def write_version(tensor: Tensor) -> Tuple[Any, ...]:
+    """As write_count(), and changes with other values of some elements of a DTensor in host memory.
+
+    torch records no write of `torch._foreach_...` (clip_grad_norm_()) and of distributed checkpoints to a DTensor.
+    """
+    if type(tensor) in _plain_types:
+        return write_count(tensor)
+    shard = _shard_of(tensor)
+    if shard.device.type != "cpu" or not has_allocation(shard) or not is_dense(shard):
+        return write_count(tensor)
+    with torch.no_grad():
+        return (*write_count(tensor), _Sample(flat(shard)[::-(-shard.numel() // _sampled_elements) or 1].clone()))
+
+
+def memory_version(tensor: Tensor, known: Any = None) -> Tuple[Any, ...]:
+    """As write_version(), and changes with other memory. No other storage is equal while this value exists.
+
+    known: an earlier value. If the storage is the same, its reference is used again, which is faster.
+    """
+    shard = local_memory(tensor)
+    storage = shard.untyped_storage()
+    reference = known[-1] if known is not None and known[-1].cdata == storage._cdata else StorageWeakRef(storage)
+    return (*write_version(tensor), shard.data_ptr(), reference)
+
+
 def local_memory(tensor: Tensor) -> Tensor:
     """As local(), for its address and storage only: may require gradients."""
     return tensor if type(tensor) in _plain_types else local(tensor.detach())
@@ -88,6 +140,12 @@ def as_dtensor(param: Tensor, values: Tensor, shape: torch.Size, stride: Tuple[i
     made = torch.empty_like(wrapped(torch.empty_like(values, device="meta")), device="cpu")
     local(made).copy_(values)
     return made
+
+
+def same_order(first: Tensor, second: Tensor) -> bool:
+    """Whether the elements of two dense tensors of one shape are in the same order in memory."""
+    return first.numel() <= 1 or all(
+        size == 1 or stride == other for size, stride, other in zip(first.shape, first.stride(), second.stride()))
 
 
 def is_dense(tensor: Tensor) -> bool:

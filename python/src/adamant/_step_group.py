@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ._arrays import GROUP_BYTES, array_info, group_count
-from ._host_copies import HostCopies, flat, is_dense, local
+from ._host_copies import HostCopies, flat, is_dense, local, memory_version, same_order
 from ._library import Error, InvalidArgument, Report, Unavailable, counted
 from ._quantized8 import is_quantized, moments
 from ._split_masters import joined, master_key
@@ -184,7 +184,7 @@ class StepGroup:
         for group, hyper in self.hypers.items():
             with error_context(f"parameter group {group}"):
                 self.native_groups[group] = self.native.add_group(
-                    f"group{group}", maximize=optimizer.param_groups[group]["maximize"], **hyper)
+                    f"group{group}", maximize=bool(optimizer.param_groups[group]["maximize"]), **hyper)
         self.addresses: List[int] = []
         self.strides: List[Tuple[int, ...]] = []
         self.dtypes: List[torch.dtype] = []
@@ -237,7 +237,7 @@ class StepGroup:
             if array.shape != shard.shape:
                 raise InvalidArgument(f"cannot step {title}: it has shape {tuple(array.shape)}, but the param has "
                                       f"{tuple(shard.shape)}")
-            if array.stride() != shard.stride() and array.numel() > 1:
+            if not same_order(array, shard):
                 raise InvalidArgument(f"cannot step {title}: it has strides {array.stride()}, but the param has "
                                       f"{shard.stride()}. Elements must be in the same order in memory, because they "
                                       "are used in place")
@@ -266,7 +266,7 @@ class StepGroup:
         """Whether the shard can be stepped with this gradient in place."""
         param = self.params[number]
         return (local(param).data_ptr() == self.addresses[number] and grad.dtype == self.dtypes[number] and
-                (grad.stride() == self.strides[number] or grad.numel() <= 1))
+                (grad.stride() == self.strides[number] or same_order(grad, local(param))))
 
     def take_hypers(self, optimizer: "_Steps") -> None:
         """Applies changed hyperparameters."""
@@ -291,10 +291,11 @@ class StepGroup:
                 self.versions[id(self.params[number])] = version
 
     def _version(self, number: int) -> Tuple[Any, ...]:
-        """Identity and version of the weights and the master. Writes through `param.data` do not change it."""
+        """Identity and version of the weights and the master. See memory_version()."""
         param, master = self.params[number], self.master_tensors[number]
         master_version = () if master is None else (_Identity(master), local(master).data_ptr())
-        return (_Identity(param), param._version, local(param).data_ptr(), *master_version)
+        known = self.versions.get(id(param))
+        return (_Identity(param), memory_version(param, known and known[1]), *master_version)
 
     def _take_weight(self, optimizer: "_Steps", number: int) -> None:
         weight = local(self.params[number].detach())

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from ._arrays import GROUP_ELEMS
-from ._host_copies import as_dtensor, check_memory, flat, local
+from ._host_copies import as_dtensor, check_memory, flat, local, memory_version, write_version
 from ._library import InvalidArgument, Report, counted
 from ._quantized8 import is_quantized, moments
 from ._ranks import unknown_shards
@@ -169,15 +169,16 @@ class _TrackedParam:
         self.layout = _layout(param)
         self.saved_versions: Dict[str, Any] = {}
         self.tensor_versions: Dict[str, Any] = {}
+        self.version: Any = None
         self.version = self.current_version()
 
     @property
     def is_copied(self) -> bool:
         return self.weights is not self.shard
 
-    def current_version(self) -> Tuple[int, int]:
-        """Changes with every write to the weights, except writes through `param.data`."""
-        return self.param._version, local(self.param).data_ptr()
+    def current_version(self) -> Tuple[Any, ...]:
+        """See memory_version()."""
+        return memory_version(self.param, self.version)
 
     def is_unchanged(self, optimizer: "_Steps", group: int, param: Tensor) -> bool:
         """Whether the param, its group and its arrays are those that libadamant_c knows."""
@@ -192,11 +193,11 @@ class _TrackedParam:
                      for name, value in self.tensors.items()]))
 
     def _state_versions(self) -> Dict[str, Any]:
-        return {name: (id(value), local(value)._version, _layout(value)) if isinstance(value, Tensor) else value
+        return {name: (id(value), write_version(value), _layout(value)) if isinstance(value, Tensor) else value
                 for name, value in self.state.items() if name in tensor_keys or name in library_keys}
 
     def _tensor_versions(self) -> Dict[str, Any]:
-        return {name: (id(value), value._version, local(value).data_ptr()) if isinstance(value, Tensor) else value
+        return {name: (id(value), memory_version(value)) if isinstance(value, Tensor) else value
                 for name, value in self.state.items() if name in tensor_keys}
 
     def record_tensors(self) -> None:
@@ -495,7 +496,7 @@ class ZenFlowSteps:
         for group, hyper in hypers.items():
             with error_context(f"parameter group {group}"):
                 native_groups[group] = native.add_group(
-                    f"group{group}", maximize=optimizer.param_groups[group]["maximize"], **hyper)
+                    f"group{group}", maximize=bool(optimizer.param_groups[group]["maximize"]), **hyper)
         arrays = [param.arrays() for param in params]
         for param, fields in zip(params, arrays):
             # Stochastic rounding depends on the element's index in the whole param.

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Dict, List, NamedTuple, Optional, Set, Tu
 import torch
 from torch import Tensor
 
-from .._host_copies import flat, local
+from .._host_copies import flat, local, memory_version
 from .._library import InvalidArgument, TrackedWeights
 from .._split_masters import masters
 from ..changes import changed_words, collect, words_address
@@ -67,8 +67,8 @@ def _whole_indices(indices: Tensor, param: Tensor, name: str, by_rows: bool) -> 
     return whole.to(kind)
 
 
-def _version_of(tensor: Tensor) -> Tuple[int, int, int]:
-    return id(tensor), tensor._version, local(tensor).data_ptr()
+def _version_of(tensor: Tensor, known: Any) -> Tuple[Any, ...]:
+    return id(tensor), memory_version(tensor, known and known[1])
 
 
 class Changes:
@@ -95,11 +95,11 @@ class Changes:
         for _, words in self._bits.values():
             words.fill_(-1)
 
-    @staticmethod
-    def _version(param: Tensor, state: Dict[str, Any]) -> Tuple[Any, Any]:
+    def _version(self, param: Tensor, state: Dict[str, Any]) -> Tuple[Any, Any]:
         """Versions of the weights and of the master."""
+        known = self._versions.get(id(param), (None, None))
         master = next((state[key] for key in masters if isinstance(state.get(key), Tensor)), None)
-        return _version_of(param), None if master is None else _version_of(master)
+        return _version_of(param, known[0]), None if master is None else _version_of(master, known[1])
 
     def mark_written(self, param: Tensor, state: Dict[str, Any]) -> None:
         """Marks a param whose weights or master were written since settle()."""
