@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Delays SIGINT and SIGTERM until calls of libadamant_c and their bookkeeping in Python are complete."""
+"""Delays handlers of signals until calls of libadamant_c and their bookkeeping in Python are complete."""
 
 from __future__ import annotations
 
 import threading
-from signal import SIGINT, SIGTERM, raise_signal
+from signal import SIGALRM, SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2, SIGXCPU, raise_signal
 from typing import Any, Dict, Set
 
 try:  # the functions of signal convert all arguments to enums, which takes twenty times as long
@@ -13,8 +13,12 @@ except ImportError:
     from signal import getsignal, signal
 
 
+# Signals that programs, launchers and schedulers handle in Python. Asking for all 64 would take longer than a small step.
+_signals = (SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2, SIGALRM, SIGXCPU)
+
+
 class _DelayedSignals:
-    """Context manager that delays the main thread's handlers of SIGINT and SIGTERM until it exits.
+    """Context manager that delays the main thread's handlers of signals until it exits.
 
     An exception of a handler between a call of libadamant_c and the Python code after it would leave the two
     inconsistent. May be nested.
@@ -32,7 +36,7 @@ class _DelayedSignals:
         if threading.current_thread() is not threading.main_thread():
             return  # Python runs handlers in the main thread only
         if self._depth == 0:
-            handlers = self._handlers = {number: getsignal(number) for number in (SIGINT, SIGTERM)}
+            handlers = self._handlers = {number: getsignal(number) for number in _signals}
             try:
                 for number, handler in handlers.items():
                     if callable(handler):  # otherwise the system ends the process or ignores the signal

@@ -49,6 +49,15 @@ def _remove(handles: List[Any]) -> None:
         handle.remove()
 
 
+def _disable_compilation() -> None:
+    """Keeps torch.compile out of step(), which it could not trace.
+
+    Called when the first optimizer is created, because torch.optim's constructor has imported the compiler then.
+    """
+    if Steps.step is _traceable_step:
+        Steps.step = torch.compiler.disable(Steps.step)  # type: ignore[method-assign]
+
+
 class Steps(Backward, Saving):
     """Base of Adam and AdamW: the step, on top of torch's optimizer classes."""
 
@@ -79,6 +88,7 @@ class Steps(Backward, Saving):
         return super().__repr__()[:-1] + (f"adamant\n{lines}" if lines else "") + ")"
 
     def _begin(self) -> None:
+        _disable_compilation()
         # If True, a GradScaler does not unscale p.grad and sets attributes, see _refuse_scaler(). If False, it unscales
         # p.grad before step(), as for torch's classes.
         self._step_supports_amp_scaling = self._arguments.accumulate > 1 or self._arguments.overlap
@@ -111,7 +121,7 @@ class Steps(Backward, Saving):
         self._hyper_is_taken = True
         self._overlaps = True  # False if the current step cannot begin in backward()
         self._backwards: Dict[int, int] = {}  # number of gradients in this step, by the param's id
-        self._made: Dict[int, Tuple[int, int]] = {}  # address and version of the last gradient
+        self._made: Dict[int, Tuple[Any, ...]] = {}  # address and version of the last gradient
         self._moved: Set[int] = set()  # params whose last gradient was moved to the accumulator
         self.last_report: Optional[Report] = None
 
@@ -171,7 +181,12 @@ class Steps(Backward, Saving):
                                   f"numbers ({type(error).__name__}: {error})") from None
 
     def _read_hyper(self, group: Dict[str, Any]) -> Dict[str, Any]:
-        return {"lr": float(group["lr"]), "betas": (float(group["betas"][0]), float(group["betas"][1])),
+        beta1, beta2 = group["betas"]
+        for name, value in (("lr", group["lr"]), ("betas", beta1), ("betas", beta2), ("eps", group["eps"]),
+                            ("weight_decay", group["weight_decay"])):
+            if isinstance(value, str):  # which float() would accept
+                raise TypeError(f"{name} is {value!r}")
+        return {"lr": float(group["lr"]), "betas": (float(beta1), float(beta2)),
                 "eps": float(group["eps"]), "weight_decay": float(group["weight_decay"]),
                 "decoupled": group.get("decoupled_weight_decay", isinstance(self, torch_adamw)),
                 **{name: getattr(self._arguments, name)
@@ -527,3 +542,6 @@ class Steps(Backward, Saving):
         self._settle("changed_weights() is called")
         with delayed_signals:
             return self._changes.collect(self, clear)
+
+
+_traceable_step = Steps.step
