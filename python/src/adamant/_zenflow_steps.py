@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from ._arrays import GROUP_ELEMS
-from ._host_copies import as_dtensor, check_memory, flat, local, memory_version, write_version
+from ._host_copies import as_dtensor, check_memory, flat, local, memory_version, write_count
 from ._library import InvalidArgument, Report, counted
 from ._quantized8 import is_quantized, moments
 from ._ranks import unknown_shards
@@ -193,11 +193,11 @@ class _TrackedParam:
                      for name, value in self.tensors.items()]))
 
     def _state_versions(self) -> Dict[str, Any]:
-        return {name: (id(value), write_version(value), _layout(value)) if isinstance(value, Tensor) else value
+        return {name: (id(value), write_count(value), _layout(value)) if isinstance(value, Tensor) else value
                 for name, value in self.state.items() if name in tensor_keys or name in library_keys}
 
     def _tensor_versions(self) -> Dict[str, Any]:
-        return {name: (id(value), memory_version(value)) if isinstance(value, Tensor) else value
+        return {name: (id(value), write_count(value), local(value).data_ptr()) if isinstance(value, Tensor) else value
                 for name, value in self.state.items() if name in tensor_keys}
 
     def record_tensors(self) -> None:
