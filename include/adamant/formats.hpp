@@ -229,7 +229,7 @@ template <class Grad>
 
 // ---- Names of storage formats
 
-/// Types of a shard with this storage format, gradients of `grad` and weights of `weight`. Pure.
+/// Types of a shard with this storage format. Pure.
 ///
 /// - float32: float32 master and moments
 /// - split_float32: split master weights (bfloat16 weight and 16-bit residual), float32 moments
@@ -237,6 +237,8 @@ template <class Grad>
 /// - split_float32+bfloat16, split_float32+quantized8: split master weights, moments of this type
 ///
 /// find_format() says whether a shard can have these types.
+/// @param name one of these
+/// @param grad type of the gradients
 /// @param weight bfloat16 or float16; none if the master is the weight
 /// @return nullopt for an unknown name, and for split masters without bfloat16 weights
 [[nodiscard]] constexpr std::optional<shard_dtypes> types_of_state(std::string_view name, dtype grad,

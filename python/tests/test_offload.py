@@ -485,7 +485,8 @@ def test_a_failed_copy_in_a_step_without_rollback_is_an_error(monkeypatch):
     native = optimizer._step_groups[0].native
     submit = native.submit_at
     monkeypatch.setattr(native, "submit_at", lambda number, at: submit(number, at) if number == 0 else 1 / 0)
-    with pytest.raises(adamant.Error, match="others of after it. Load a state. The step failed: division by zero"):
+    with pytest.raises(adamant.Error, match="some params are updated already, others are not. Load a state. .*"
+                                            "The step failed: division by zero"):
         optimizer.step()
     optimizer.load_state_dict(state)
     optimizer.step()
