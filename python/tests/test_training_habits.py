@@ -5,11 +5,13 @@ import threading
 import time
 
 import pytest
-import torch
-from torch import nn
 
-from adamant import InvalidArgument
-from adamant.torch import AdamW
+torch = pytest.importorskip("torch")
+
+from torch import nn  # noqa: E402
+
+from adamant import InvalidArgument  # noqa: E402
+from adamant.torch import AdamW  # noqa: E402
 
 MODES = [{}, {"overlap": True, "max_norm": 1.0}, {"accumulate": 2}, {"offload": True}, {"master": True},
          {"zenflow": {"topk_ratio": 1.0}}]
@@ -153,3 +155,21 @@ def test_checkpoints_taken_by_a_handler_of_signals_are_of_whole_steps(options):
         sender.join()
         signal.signal(signal.SIGUSR1, before)
     assert saved and all(len(steps) <= 1 for steps in saved)
+
+
+@pytest.mark.parametrize("options", MODES + [{"state_format": "quantized8"}, {"track_changes": True}])
+@pytest.mark.parametrize("shape", [(), (0, 4), (1,), (257,), (64, 3)])
+def test_dtensors_of_odd_shapes(mesh, options, shape):
+    from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+    ends = []
+    for placement in (None, Shard(0) if shape else Replicate()):
+        values = torch.ones(shape)
+        param = nn.Parameter(values if placement is None else distribute_tensor(values, mesh, [placement]))
+        optimizer = AdamW([param], lr=1e-2, **options)
+        for _ in range(3):
+            for _ in range(options.get("accumulate", 1)):
+                (param * 2.0).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        ends.append(param.detach() if placement is None else param.to_local().detach())
+    assert torch.equal(*ends)

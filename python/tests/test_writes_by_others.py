@@ -2,21 +2,13 @@
 """Weights and gradients that others write between backward() and step(), or between steps, also where torch does not
 record the write."""
 import pytest
-import torch
-from torch import nn
 
-from adamant import InvalidArgument
-from adamant.torch import AdamW
+torch = pytest.importorskip("torch")
 
+from torch import nn  # noqa: E402
 
-@pytest.fixture
-def mesh(tmp_path):
-    """A mesh of this process alone."""
-    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
-    try:
-        yield torch.distributed.device_mesh.init_device_mesh("cpu", (1,))
-    finally:
-        torch.distributed.destroy_process_group()
+from adamant import InvalidArgument  # noqa: E402
+from adamant.torch import AdamW  # noqa: E402
 
 
 def sharded(mesh, dtype=torch.float32):

@@ -13,7 +13,8 @@ except ImportError:
     from signal import getsignal, signal
 
 
-# Signals that programs, launchers and schedulers handle in Python. Asking for all 64 would take longer than a small step.
+# Signals that programs, launchers and schedulers handle in Python. Asking for all 64 would take longer than a small
+# step.
 _signals = (SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2, SIGALRM, SIGXCPU)
 
 

@@ -36,9 +36,11 @@ def _end_copies() -> None:
 
 def first_element(param: Tensor) -> int:
     """Index of this rank's first element in a DTensor that is sharded along its first dimension, else 0."""
-    if not hasattr(param, "to_local") or param.device_mesh.get_coordinate() is None:  # None: a rank outside the mesh
+    if not hasattr(param, "to_local") or not param.dim():
         return 0
-    rows, first = param.shape[0] if param.dim() else 1, 0
+    if param.device_mesh.get_coordinate() is None:  # a rank outside the mesh
+        return 0
+    rows, first = param.shape[0], 0
     for dimension, placement in enumerate(param.placements):
         if placement.is_replicate():
             continue
@@ -393,8 +395,8 @@ class StepGroup:
                 self.abandon()
             except Unavailable:
                 self.close()
-                raise Error("cannot roll back the failed step: some params are updated already, others are not. Load a state. "
-                            'Steps with max_norm or on_nonfinite="skip" can be rolled back. '
+                raise Error("cannot roll back the failed step: some params are updated already, others are not. Load a "
+                            'state. Steps with max_norm or on_nonfinite="skip" can be rolled back. '
                             f"The step failed: {error}") from error
             raise
 

@@ -158,9 +158,9 @@ class AdamW(Steps, torch_adamw):
     **Weights written by others.** Writes under `torch.no_grad()`, such as `load_state_dict()` of a model, reach masters
     at the next step. torch records no write through `param.data` and none of a collective in place, such as
     `dist.broadcast(param, 0)`. Such a write is effective if the param is stepped in place; with masters, `offload`,
-    `zenflow`, `track_changes` or params on a GPU, call take_weights() after it. For DTensors torch also records no write
-    of `torch._foreach_` operators and distributed checkpoints. In host memory it is detected by comparing some elements;
-    on a GPU call take_weights().
+    `zenflow`, `track_changes` or params on a GPU, call take_weights() after it. torch also records no write of
+    `torch._foreach_` operators and distributed checkpoints to a DTensor. In host memory it is detected by comparing some
+    elements; on a GPU call take_weights().
 
     **overlap.** Call backward() once for each step, or `accumulate` times. From the last backward() to step(), do not
     read params, do not change gradients, params, states or groups, and do not resize their memory. step() raises
