@@ -77,6 +77,11 @@ struct step_values {
     std::optional<double> max_norm = {};     ///< of all gradients together, after unscaling; 0: no limit
     std::optional<double> max_abs_grad = {}; ///< of each element, after unscaling; 0: no limit. Not with max_norm
     std::span<double const> lr = {};         ///< one for each group; empty: the groups' own
+    /// Number of this step for each shard, at least 1; empty: steps() + 1 for all. It determines the bias correction
+    /// and stochastic rounding. For engines that count the steps of each param themselves, as PyTorch does, because
+    /// some params have no gradient in some steps. Read by the call only. Not with a device that has shards, and not
+    /// for zenflow_optimizer, which counts each param's steps.
+    std::span<std::uint64_t const> shard_steps = {};
 };
 
 /// Clip coefficient for gradients of this norm, as in torch.nn.utils.clip_grad_norm_, but in double:

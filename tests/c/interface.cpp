@@ -218,8 +218,9 @@ TEST_CASE("C: structs of other versions")
             return adamant_add_shard(o.get(), 0, ("none" + std::to_string(n++)).c_str(), it, nullptr);
         },
         sizeof(adamant_shard) - 16);
-    check_struct<adamant_step_values>(adamant_step_values_init, "adamant_step_values",
-                                      [&](auto* it) { return adamant_step(o.get(), it, nullptr); });
+    check_struct<adamant_step_values>(
+        adamant_step_values_init, "adamant_step_values", [&](auto* it) { return adamant_step(o.get(), it, nullptr); },
+        sizeof(adamant_step_values) - 16);
 
     // What is written: too short is refused before anything is done, and what is not known becomes zero.
     std::uint64_t const before = m.digest();

@@ -23,6 +23,12 @@ TEST_CASE("C: steps that cannot be, and an error for each thread")
     v.lr_count = 2;
     refused(adamant_step(o.get(), &v, nullptr), "2 learning rates: the optimizer has 1");
     v = step_values();
+    v.shard_step_count = 1;
+    refused(adamant_step(o.get(), &v, nullptr), "shard_steps is a null");
+    std::uint64_t const number = 1;
+    v.shard_steps = &number;
+    refused(adamant_step(o.get(), &v, nullptr), "1 step number: the optimizer has");
+    v = step_values();
     v.has_loss_scale = 1;
     refused(adamant_step(o.get(), &v, nullptr), "loss_scale is 0");
     v = step_values();

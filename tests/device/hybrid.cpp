@@ -349,6 +349,9 @@ TEST_CASE("A device without the memory says so, and everything stays where it wa
     placement const all = split(hybrid.steps->shard_sizes(), {.ratio = 0});
     auto const small = test::make_device(emulation_options{.name = "small", .memory_bytes = 200000});
     CHECK(hybrid.steps->device_bytes(*small, all) > 200000);
+    std::vector<std::uint64_t> const numbers(hybrid.steps->shards(), 1);
+    CHECK(message_of([&] { hybrid.steps->step({.shard_steps = numbers}); }).find("a device has shards") !=
+          std::string::npos);
     CHECK(message_of([&] { hybrid.steps->place(small, all); }).find("Call place() without a device first") !=
           std::string::npos);
     model other({}, 1.0);

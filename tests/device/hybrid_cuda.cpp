@@ -55,7 +55,8 @@ TEST_CASE("What CUDA refuses leaves everything as it was before the step, and th
                 add(steps, tensors[k], std::to_string(k));
             }
             steps.place(make_gpu(shares_memory), adamant::split(steps.shard_sizes(), {.ratio = 0.4}));
-            (void)step_slowly(tensors, {true, true}, steps.groups(), 1, 1, 1e-3, 0, adamant::nonfinite_policy::skip);
+            (void)step_slowly(tensors, {true, true}, steps.groups(), {1, 1}, 1, 1e-3, 0,
+                              adamant::nonfinite_policy::skip);
             auto const difference = [&] {
                 (void)steps.state();
                 return tensors[0].difference() + tensors[1].difference();
@@ -78,7 +79,8 @@ TEST_CASE("What CUDA refuses leaves everything as it was before the step, and th
                 REQUIRE(difference() == "");
                 (void)steps.step();
             }
-            (void)step_slowly(tensors, {true, true}, steps.groups(), 2, 1, 1e-3, 0, adamant::nonfinite_policy::skip);
+            (void)step_slowly(tensors, {true, true}, steps.groups(), {2, 2}, 1, 1e-3, 0,
+                              adamant::nonfinite_policy::skip);
             REQUIRE(difference() == "");
             failures += failed;
             if (!failed)

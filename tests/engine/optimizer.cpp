@@ -593,6 +593,11 @@ TEST_CASE("What an optimizer is asked wrongly is an error, and nothing is lost")
     std::vector<double> const lr{1, 2};
     CHECK(message_of([&] { o.step({.lr = lr}); }) ==
           "adamant: cannot step with 2 learning rates: the optimizer has 1 group");
+    std::vector<std::uint64_t> const numbers{3, 0, 1};
+    CHECK(message_of([&] { o.step({.shard_steps = numbers}); }) ==
+          "adamant: cannot step with 3 step numbers: the optimizer has 2 shards");
+    CHECK(message_of([&] { o.begin_step({.shard_steps = std::span(numbers).first(2)}); }) ==
+          "adamant: cannot step shard 1 with step number 0: steps are counted from 1");
     CHECK(message_of([&] { o.submit(0); }).find("no step is open") != std::string::npos);
     CHECK(message_of([&] { o.skip(0); }).find("cannot call skip(): no step is open") != std::string::npos);
     CHECK(message_of([&] { o.finish(); }).find("no step is open") != std::string::npos);

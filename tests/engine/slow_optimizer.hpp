@@ -231,10 +231,10 @@ struct slow_result {
     std::uint64_t nonfinite = 0;
 };
 
-// What a step is, said plainly. `taken` marks the shards that take part.
+// What a step is, said plainly. `taken` marks the shards that take part, and `numbers` are those of this step for each.
 inline slow_result step_slowly(std::vector<tensor>& tensors, std::vector<bool> const& taken,
-                               std::vector<parameter_group> const& groups, std::uint64_t t, double loss_scale,
-                               double max_norm, double max_abs, nonfinite_policy policy)
+                               std::vector<parameter_group> const& groups, std::vector<std::uint64_t> const& numbers,
+                               double loss_scale, double max_norm, double max_abs, nonfinite_policy policy)
 {
     slow_result result;
     test::exact_sum squares;
@@ -263,7 +263,7 @@ inline slow_result step_slowly(std::vector<tensor>& tensors, std::vector<bool> c
         if (!taken[k])
             continue;
         tensor& each = tensors[k];
-        coefficients c = make_coefficients(groups[each.group].hyper, t, {.loss_scale = loss_scale});
+        coefficients c = make_coefficients(groups[each.group].hyper, numbers[k], {.loss_scale = loss_scale});
         // A factor that float does not hold is two: the first is 2^-125.
         double const factor = result.clip / loss_scale;
         bool const in_two = factor < 0x1.000002p-126;
@@ -446,6 +446,12 @@ inline void run_random(std::uint64_t seed, std::shared_ptr<adamant::device> cons
             groups[g].hyper.weight_decay *= 2;
             mine.set_hyperparameters(g, groups[g].hyper);
         }
+        std::vector<std::uint64_t> numbers(count, steps + 1);
+        if (!with_device && random.below(3) == 0) {
+            for (std::uint64_t& number : numbers)
+                number = random.below(3) == 0 ? steps + 1 : 1 + random.below(5);
+            values.shard_steps = numbers;
+        }
         for (std::size_t k = 0; k < count; ++k)
             for (std::size_t micro = random.below(3); micro > 0 && tensors[k].types[accumulator] != dtype::none;
                  --micro) {
@@ -482,7 +488,7 @@ inline void run_random(std::uint64_t seed, std::shared_ptr<adamant::device> cons
         for (std::size_t g = 0; g < lr.size(); ++g)
             now[g].hyper.lr = lr[g];
         slow_result const slow =
-            step_slowly(tensors, taken, now, steps + 1, loss_scale, max_norm, max_abs, options.on_nonfinite);
+            step_slowly(tensors, taken, now, numbers, loss_scale, max_norm, max_abs, options.on_nonfinite);
         std::vector<std::vector<std::uint64_t>> changes;
         for (std::size_t k = 0; k < count; ++k) {
             deliver(k);

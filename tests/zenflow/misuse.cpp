@@ -166,6 +166,8 @@ TEST_CASE("zenflow: values that no step can have are refused before the step is 
     std::vector<double> const lr{nan};
     CHECK(mentions(refusal<invalid_argument>([&] { a.by.begin_step({.loss_scale = 0.0}); }), {"loss"}));
     CHECK(mentions(refusal<invalid_argument>([&] { a.by.begin_step({.lr = lr}); }), {"lr"}));
+    std::vector<std::uint64_t> const numbers{1, 2};
+    CHECK(mentions(refusal<invalid_argument>([&] { a.by.begin_step({.shard_steps = numbers}); }), {"step numbers"}));
     a.by.step(); // no step is open
 }
 

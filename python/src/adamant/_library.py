@@ -192,7 +192,8 @@ class StepValues(Struct):
     name_in_c = "adamant_step_values"
     _fields_ = [_size, ("has_loss_scale", c_int32), ("has_max_norm", c_int32), ("has_max_abs_grad", c_int32),
                 ("loss_scale", c_double), ("max_norm", c_double), ("max_abs_grad", c_double),
-                ("lr", POINTER(c_double)), ("lr_count", c_size_t)]
+                ("lr", POINTER(c_double)), ("lr_count", c_size_t), ("shard_steps", c_void_p),
+                ("shard_step_count", c_size_t)]
 
 
 class Report(Struct):

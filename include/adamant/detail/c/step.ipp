@@ -21,7 +21,10 @@ step_values from_c(adamant_step_values const* values)
     adamant_step_values const v = read(values);
     if (v.lr == nullptr && v.lr_count != 0)
         detail::throw_invalid_argument({"lr_count is ", v.lr_count, ", but lr is a null pointer"});
-    step_values result{.lr = std::span(v.lr, v.lr_count)};
+    if (v.shard_steps == nullptr && v.shard_step_count != 0)
+        detail::throw_invalid_argument(
+            {"shard_step_count is ", v.shard_step_count, ", but shard_steps is a null pointer"});
+    step_values result{.lr = std::span(v.lr, v.lr_count), .shard_steps = std::span(v.shard_steps, v.shard_step_count)};
     if (v.has_loss_scale != 0)
         result.loss_scale = v.loss_scale;
     if (v.has_max_norm != 0)

@@ -197,7 +197,8 @@ public:
             std::size_t const stop = std::min(end, e->end);
             if (e->range != ranges_.size()) {
                 block_range const& range = ranges_[e->range];
-                run_blocks({member, registry_[range.shard], range.begin + begin - e->begin,
+                tracked_shard const& s = registry_[range.shard];
+                run_blocks({member, s, plan_.coefficients(range.shard, s.group), range.begin + begin - e->begin,
                             range.begin + stop - e->begin, access, scratch},
                            e->pass);
             }
@@ -293,6 +294,7 @@ private:
     struct block_work {
         unsigned member;
         tracked_shard const& s;
+        std::size_t coefficients; // index into the plan's
         std::size_t begin, end;
         kernel::memory_access const& access;
         scratch_block& scratch;
@@ -317,7 +319,7 @@ private:
     // Steps the blocks that have no record. measures: the gradients are not measured yet.
     void step_blocks(block_work const& w, bool measures) noexcept
     {
-        group_step const& step = plan_.decided[w.s.group];
+        group_step const& step = plan_.decided[w.coefficients];
         bool const is_plain =
             !measures && !plan_.keeps_records() && w.s.summed == 0 && !step.rules.zero_nonfinite && !step.rules.limited;
         for (std::size_t b = w.begin, stop = b; b < w.end; b = stop) {
@@ -336,7 +338,7 @@ private:
     // Measures all blocks, and steps those for which the journal has room.
     void speculate_blocks(block_work const& w) noexcept
     {
-        group_step const& step = plan_.assumed[w.s.group];
+        group_step const& step = plan_.assumed[w.coefficients];
         for (std::size_t b = w.begin; b < w.end; ++b) {
             offload_shard::ready_gradient const g = ready_gradient(w, b, step.rules, plan_.measures());
             if (plan_.skips_nonfinite && g.squares.nonfinite != 0) // the step will be skipped
@@ -355,7 +357,7 @@ private:
     }
     void redo_blocks(block_work const& w) noexcept
     {
-        group_step const& step = plan_.decided[w.s.group];
+        group_step const& step = plan_.decided[w.coefficients];
         for (std::size_t b = w.begin; b < w.end; ++b) {
             (void)roll_back_block(w, b);
             step_block(w, b, ready_gradient(w, b, step.rules, false), step);
@@ -409,7 +411,7 @@ private:
         std::byte*& record = record_of(w, b);
         if (record == nullptr)
             return false;
-        group_step const& assumed = plan_.assumed[w.s.group];
+        group_step const& assumed = plan_.assumed[w.coefficients];
         w.s.shard.rollback(b, w.s.shard.gradient(b, w.s.summed != 0, assumed.rules, false, w.scratch), assumed.c,
                            w.access, record, w.scratch);
         record = nullptr;

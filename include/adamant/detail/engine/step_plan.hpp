@@ -2,10 +2,13 @@
 // The plan of the current step: its values, coefficients and passes, as plain data that both backends read.
 #pragma once
 
+#include <algorithm>
 #include <bit>
+#include <compare>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
+#include <span>
 #include <vector>
 
 #include <adamant/error.hpp>
@@ -47,6 +50,24 @@ inline void make_terms(step_terms& terms, step_values const& values, optimizer_o
     terms.max_abs = max_abs;
     terms.zero_nonfinite = options.on_nonfinite == nonfinite_policy::zero;
     terms.lr.assign(values.lr.begin(), values.lr.end());
+}
+
+// Throws invalid_argument for step numbers that do not fit the shards.
+inline void check_shard_steps(step_values const& values, std::size_t shards, bool has_device)
+{
+    if (values.shard_steps.empty())
+        return;
+    if (values.shard_steps.size() != shards)
+        throw_invalid_argument({"cannot step with ", counted(values.shard_steps.size(), "step number"),
+                                ": the optimizer has ", counted(shards, "shard")});
+    auto const zero = std::find(values.shard_steps.begin(), values.shard_steps.end(), 0U);
+    if (zero != values.shard_steps.end())
+        throw_invalid_argument(
+            {"cannot step shard ", zero - values.shard_steps.begin(), " with step number 0: steps are counted from 1"});
+    if (has_device)
+        throw_invalid_argument(
+            {"cannot step shards with step numbers of their own: a device has shards, and all of them "
+             "take the optimizer's step. Call place() with a null device first."});
 }
 
 // Why a step computes squares and non-finite counts of its gradients.
@@ -119,13 +140,12 @@ inline void make_group_steps(std::vector<parameter_group> const& groups, step_te
         out[i] = make_group_step(groups[i], i, terms, clip, terms.step);
 }
 
-// Applies another clip coefficient, which changes only the gradient factors.
-inline void clip_group_steps(std::vector<parameter_group> const& groups, step_terms const& terms, double clip,
-                             std::vector<group_step>& steps)
-{
-    for (std::size_t i = 0; i < groups.size(); ++i)
-        set_gradient_factor(steps[i], groups[i], terms.loss_scale, clip);
-}
+// A step number that shards of a group have in place of the optimizer's.
+struct own_step {
+    std::size_t group;
+    std::uint64_t number;
+    friend constexpr auto operator<=>(own_step const&, own_step const&) = default;
+};
 
 enum class shard_in_step : std::uint8_t { awaited, submitted, skipped };
 [[nodiscard]] constexpr bool takes_part(shard_in_step shard) noexcept
@@ -135,9 +155,11 @@ enum class shard_in_step : std::uint8_t { awaited, submitted, skipped };
 
 struct step_plan {
     block_pass first_pass = block_pass::measure;
-    // For each group. assumed: coefficients of steps taken before the norm is known, and of all existing records.
-    // decided: coefficients of the step once the norm is known.
+    // For each group, and then for each of own_steps. assumed: coefficients of steps taken before the norm is known,
+    // and of all existing records. decided: coefficients of the step once the norm is known.
     std::vector<group_step> assumed, decided;
+    std::vector<own_step> own_steps;          // ascending
+    std::vector<std::size_t> coefficients_of; // for each shard: an index into assumed; empty without own_steps
     std::vector<shard_in_step> shards;
     measuring measured = measuring::for_report; // in the first pass
     record_life records = record_life::norm;
@@ -147,6 +169,11 @@ struct step_plan {
     bool speculates_until_finish = false;
     bool waits_for_room = false; // a block whose record does not fit into the journal is not stepped yet
 
+    // Index of the shard's coefficients.
+    [[nodiscard]] std::size_t coefficients(std::size_t shard, std::size_t group) const noexcept
+    {
+        return coefficients_of.empty() ? group : coefficients_of[shard];
+    }
     [[nodiscard]] bool measures() const noexcept { return measured != measuring::none; }
     [[nodiscard]] bool needs_norm() const noexcept { return measured == measuring::for_norm; }
     // Whether every pass that steps writes records.
@@ -161,6 +188,46 @@ struct step_plan {
         return true;
     }
 };
+
+// Adds the coefficients of shards whose step numbers, if there are any, are not the optimizer's. Requires plan.assumed
+// for each group. If it throws, coefficients_of is unchanged. The result depends on the rounding mode.
+template <class Shards>
+inline void add_own_steps(step_plan& plan, std::vector<parameter_group> const& groups, Shards const& shards,
+                          step_terms const& terms, std::span<std::uint64_t const> numbers)
+{
+    std::size_t const used = numbers.size(); // 0 or the number of shards
+    plan.own_steps.reserve(used);
+    plan.coefficients_of.reserve(used);
+    for (std::vector<group_step>* const steps : {&plan.assumed, &plan.decided})
+        steps->reserve(groups.size() + used);
+    plan.own_steps.clear();
+    plan.coefficients_of.clear();
+    for (std::size_t i = 0; i < used; ++i)
+        if (numbers[i] != terms.step)
+            plan.own_steps.push_back({shards[i].group, numbers[i]});
+    if (plan.own_steps.empty())
+        return;
+    std::sort(plan.own_steps.begin(), plan.own_steps.end());
+    plan.own_steps.erase(std::unique(plan.own_steps.begin(), plan.own_steps.end()), plan.own_steps.end());
+    for (own_step const& own : plan.own_steps)
+        plan.assumed.push_back(make_group_step(groups[own.group], own.group, terms, 1.0, own.number));
+    for (std::size_t i = 0; i < used; ++i) {
+        own_step const own{shards[i].group, numbers[i]};
+        auto const found = std::lower_bound(plan.own_steps.begin(), plan.own_steps.end(), own);
+        plan.coefficients_of.push_back(numbers[i] == terms.step
+                                           ? own.group
+                                           : groups.size() + static_cast<std::size_t>(found - plan.own_steps.begin()));
+    }
+}
+
+// Applies another clip coefficient to plan.decided. It changes only the gradient factors.
+inline void clip_decided_steps(step_plan& plan, std::vector<parameter_group> const& groups, step_terms const& terms,
+                               double clip)
+{
+    for (std::size_t i = 0; i < plan.decided.size(); ++i)
+        set_gradient_factor(plan.decided[i], groups[i < groups.size() ? i : plan.own_steps[i - groups.size()].group],
+                            terms.loss_scale, clip);
+}
 
 // Initializes the plan of a step with these terms. Requires plan.assumed. may_speculate: shards arrive one by one, and
 // stepping them meanwhile hides time. wrong_assumptions: a bit for each of the last eight steps. Allocates nothing if

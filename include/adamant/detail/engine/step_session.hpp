@@ -84,8 +84,12 @@ public:
     void open(step_values const& values, step_kind kind)
     {
         bool const is_async = kind == step_kind::async;
+        check_shard_steps(values, registry_.size(), has_device());
         make_terms(terms_, values, options_, registry_.groups().size(), training_.steps + 1, training_.loss_scale());
-        rounded_to_nearest([&] { make_group_steps(registry_.groups(), terms_, 1.0, plan_.assumed); });
+        rounded_to_nearest([&] {
+            make_group_steps(registry_.groups(), terms_, 1.0, plan_.assumed);
+            add_own_steps(plan_, registry_.groups(), registry_.shards(), terms_, values.shard_steps);
+        });
         // With a small model, submit() works in the calling thread, so speculation would hide nothing.
         bool const may_speculate = kind == step_kind::as_they_arrive &&
                                    (!dispatcher_.works_in_submit() || options_.speculate == speculation::always);
@@ -341,7 +345,7 @@ private:
         rounded_to_nearest([&] {
             verdict = judge(squares, terms_.loss_scale, terms_.max_norm, plan_.skips_nonfinite);
             if (!verdict.skips && terms_.max_norm != 0)
-                clip_group_steps(registry_.groups(), terms_, verdict.clip, plan_.decided);
+                clip_decided_steps(plan_, registry_.groups(), terms_, verdict.clip);
         });
         stats_.norm_is_known(squares, verdict);
         first_pass_facts const facts = stats_.facts(dispatcher_.device());
