@@ -34,7 +34,7 @@ typedef struct {
 
 typedef struct {
     PyObject_HEAD dl_exchange* exchange;
-    PyObject* scalar_types; // float32, float64, int64, for torch without the exchange API
+    PyObject* scalar_types;                     // float32, float64, int64, for torch without the exchange API
     PyTypeObject *tensor_type, *parameter_type; // classes of tensors other than DTensor
     PyCFunction is_neg;                         // torch.Tensor.is_neg if it is a C function: a call by name is slower
     uint64_t* words;
@@ -46,6 +46,7 @@ typedef struct {
     Py_ssize_t* state_order; // entries with a state, in the order of the state's keys
     Py_ssize_t state_count;
     uint64_t* addresses;     // of gradients, by slot
+    uint64_t* next_steps;    // step counts plus 1, by slot
     PyObject** gradients;    // kept alive until release()
     PyObject** found_states; // scratch: borrowed states by entry
 } signature;
@@ -441,6 +442,7 @@ static void drop_all(signature* self)
     free(self->entries);
     free(self->state_order);
     free(self->addresses);
+    free(self->next_steps);
     free(self->gradients);
     free(self->found_states);
     self->words = NULL;
@@ -448,6 +450,7 @@ static void drop_all(signature* self)
     self->entries = NULL;
     self->state_order = NULL;
     self->addresses = NULL;
+    self->next_steps = NULL;
     self->gradients = NULL;
     self->found_states = NULL;
     self->words_used = self->words_room = self->group_count = self->count = self->slots = self->state_count = 0;
@@ -489,12 +492,13 @@ static PyObject* record(PyObject* object, PyObject* arguments)
     self->entries = calloc((size_t)count + 1, sizeof *self->entries);
     self->state_order = calloc((size_t)count + 1, sizeof *self->state_order);
     self->addresses = calloc((size_t)count + 1, sizeof *self->addresses);
+    self->next_steps = calloc((size_t)count + 1, sizeof *self->next_steps);
     self->gradients = calloc((size_t)count + 1, sizeof *self->gradients);
     self->found_states = calloc((size_t)count + 1, sizeof *self->found_states);
     self->hyper = calloc((size_t)(group_count + 1) * hyper_per_group, sizeof *self->hyper);
     known_param* known = calloc((size_t)count + 1, sizeof *known);
     if (known == NULL || self->entries == NULL || self->state_order == NULL || self->addresses == NULL ||
-        self->gradients == NULL || self->found_states == NULL || self->hyper == NULL) {
+        self->next_steps == NULL || self->gradients == NULL || self->found_states == NULL || self->hyper == NULL) {
         free(known);
         free(before);
         drop_all(self);
@@ -558,6 +562,8 @@ static PyObject* record(PyObject* object, PyObject* arguments)
                 0)
                 goto failed;
             self->entries[number].end_word = self->words_used;
+            if (self->entries[number].slot >= 0)
+                self->next_steps[self->entries[number].slot] = (uint64_t)(self->entries[number].steps + 1);
         }
     }
     free(before);
@@ -684,8 +690,8 @@ static PyObject* take_hyper(PyObject* object, PyObject* groups)
     Py_RETURN_TRUE;
 }
 
-// advance(first, count, skipped) -> entries whose next counts do not fit the dtype. Adds 1 to the step counts of `count`
-// slots from `first`, except those in `skipped`, which are relative to `first`.
+// advance(first, count, skipped) -> entries whose next counts do not fit the dtype. Adds 1 to the step counts of
+// `count` slots from `first`, except those in `skipped`, which are relative to `first`.
 static PyObject* advance(PyObject* object, PyObject* arguments)
 {
     signature* self = (signature*)object;
@@ -709,6 +715,7 @@ static PyObject* advance(PyObject* object, PyObject* arguments)
             continue;
         const double next = item->steps + 1;
         item->steps = next;
+        self->next_steps[item->slot] = (uint64_t)next + 1;
         if (is_scalar_type(self, item->step_type, 0)) {
             *(float*)(uintptr_t)item->step_data = (float)next;
             if (next >= 16777216.0) {
@@ -750,6 +757,12 @@ static PyObject* addresses_at(PyObject* object, void* nothing)
 {
     (void)nothing;
     return PyLong_FromUnsignedLongLong((uint64_t)(uintptr_t)((signature*)object)->addresses);
+}
+
+static PyObject* next_steps_at(PyObject* object, void* nothing)
+{
+    (void)nothing;
+    return PyLong_FromUnsignedLongLong((uint64_t)(uintptr_t)((signature*)object)->next_steps);
 }
 
 static PyObject* make(PyTypeObject* type, PyObject* arguments, PyObject* named)
@@ -809,6 +822,7 @@ static PyMethodDef methods[] = {
 
 static PyGetSetDef attributes[] = {
     {"addresses", addresses_at, NULL, "Address of the array of gradient addresses, by slot.", NULL},
+    {"next_steps", next_steps_at, NULL, "Address of the array of step counts plus 1, by slot.", NULL},
     {NULL, NULL, NULL, NULL, NULL},
 };
 
@@ -837,8 +851,7 @@ PyMODINIT_FUNC PyInit__signature(void)
     if (type == NULL || PyModule_AddObject(made, "Signature", type) != 0 ||
         PyModule_AddIntConstant(made, "HYPER_CHANGED", hyper_changed) != 0 ||
         PyModule_AddIntConstant(made, "CHANGED", changed) != 0 ||
-        PyModule_AddIntConstant(made, "NEW_GRADIENT", new_gradient) != 0 ||
-        PyModule_AddIntConstant(made, "NO_GRADIENT", no_gradient) != 0) {
+        PyModule_AddIntConstant(made, "NEW_GRADIENT", new_gradient) != 0) {
         Py_XDECREF(type);
         Py_XDECREF(made);
         return NULL;

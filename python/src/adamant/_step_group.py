@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Step groups: params of a torch optimizer with the same step count, stepped together."""
+"""Step groups: params of a torch optimizer, stepped together."""
 
 from __future__ import annotations
 
 import atexit
 import weakref
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Dict, Iterator, List, Optional, Set, Tuple
+from typing import TYPE_CHECKING, Any, Collection, Dict, Iterator, List, Optional, Set, Tuple
 
 import torch
 from torch import Tensor
@@ -136,26 +136,23 @@ class _Identity:
 
 
 class StepGroup:
-    """Params with the same step count, stepped by one optimizer of libadamant_c.
+    """Params that are stepped by one optimizer of libadamant_c.
 
-    For params on a GPU, or with `offload`, gradients are copied to host memory and weights back, see HostCopies.
+    Each has a step count of its own: params without a gradient are skipped, and keep their counts. For params on a GPU, or with `offload`, gradients are copied to host memory and weights back, see HostCopies.
 
     Parameters
     ----------
     members : list of (int, Tensor)
         Params with the number of their group.
-    alone : bool
-        All params of the optimizer with gradients are in this step group.
     """
 
-    def __init__(self, optimizer: "_Steps", steps: int, members: List[Tuple[int, Tensor]], alone: bool):
+    def __init__(self, optimizer: "_Steps", members: List[Tuple[int, Tensor]]):
         arguments = optimizer._arguments
         self.params = [param for _, param in members]
         self.names = [optimizer._name(param) for param in self.params]
         states = [optimizer.state[param] for param in self.params]
         self.first_slot = 0
         self.signature = optimizer._signature
-        self.last_skipped: List[int] = []
         self.accumulates = arguments.accumulate > 1
         self.accumulated: Set[int] = set()  # shards with gradients in their accumulators
         self.accumulators: List[Tensor] = []
@@ -171,12 +168,14 @@ class StepGroup:
             if arguments.offload:
                 self._refuse_shared_memory(optimizer)
             # Without a norm, and without accumulation, a gradient is read once.
-            reads_once = not (optimizer._needs_norm or optimizer._process_group or not alone or self.accumulates)
+            reads_once = not (optimizer._needs_norm or optimizer._process_group or self.accumulates)
             self.copies = HostCopies(self.params, [self._gradient_type(param) for param in self.params],
                                      optimizer._mirrors, reads_once)
+        # With accumulate, more params may join before the step, in step groups of their own.
+        reduces = optimizer._needs_norm and (optimizer._process_group or self.accumulates)
         self.native = Native(
             optimizer._executor(), on_nonfinite=arguments.on_nonfinite, max_norm=arguments.library_max_norm,
-            reduce=(optimizer._reduce if optimizer._needs_norm and (optimizer._process_group or not alone) else None),
+            reduce=optimizer._reduce if reduces else None,
             weights_ready=self.copies.weights_ready if self.copies is not None else None)
         self.native.names = self.names
         if self.copies is not None:
@@ -195,7 +194,7 @@ class StepGroup:
         self.states = states
         for number, ((group, param), state) in enumerate(zip(members, states)):
             self._add(self.names[number], number, self.native_groups[group], param, state)
-        self.native.steps = steps
+        self.native.steps = max(int(state["step"]) for state in states)
         self.native.keep_only(self.accumulators)
         self.number = {id(param): i for i, param in enumerate(self.params)}
 
@@ -324,7 +323,7 @@ class StepGroup:
             self.copies.finish_gradients()
             self.copies.begin_step(has_gradients)
         try:
-            self.native.begin_step()
+            self.native.begin_step_at(self._next_steps, len(self.params))
         except BaseException:
             if self.copies is not None:
                 self.copies.end_uploads()
@@ -358,9 +357,13 @@ class StepGroup:
             self.native.clear_accumulators()
             self.accumulated.clear()
 
-    def step(self, optimizer: "_Steps") -> Report:
-        """Steps all params. Params without a gradient are skipped."""
-        skipped = [number for number, param in enumerate(self.params) if param.grad is None] if self.accumulates else []
+    @property
+    def _next_steps(self) -> int:
+        return self.signature.next_steps + 8 * self.first_slot
+
+    def step(self, optimizer: "_Steps", skips: bool) -> Report:
+        """Steps all params. skips: params without a gradient, which are skipped, may exist."""
+        skipped = [number for number, param in enumerate(self.params) if param.grad is None] if skips else []
         if self.copies is not None:
             self.begin(optimizer, has_gradients=True)
             with self._abandon_on_error():
@@ -369,7 +372,8 @@ class StepGroup:
                         self.submit(number, local(param.grad))
             return self.finish(skipped, optimizer)
         self.take_weights(optimizer)
-        report = self.native.step_at(self.signature.addresses + 8 * self.first_slot, len(self.params))
+        report = self.native.step_at(self.signature.addresses + 8 * self.first_slot, self._next_steps,
+                                     len(self.params))
         self._end_step(report, skipped, optimizer)
         return report
 
@@ -420,16 +424,17 @@ class StepGroup:
 
     def _end_step(self, report: Report, skipped: List[int], optimizer: "_Steps") -> None:
         self.accumulated.clear()
-        self.last_skipped = skipped
-        self._end_write()
+        self._end_write(skipped)
         if not report.skipped:
             for entry in self.signature.advance(self.first_slot, len(self.params), skipped):
                 optimizer._widen_count(entry)
 
-    def _end_write(self) -> None:
+    def _end_write(self, skipped: Collection[int] = ()) -> None:
         self.native.keep_only(self.accumulators)
         # Autograd detects that tensors it has saved were changed.
-        torch.autograd.graph.increment_version(self.params)
+        left_out = set(skipped)
+        torch.autograd.graph.increment_version(
+            [param for number, param in enumerate(self.params) if number not in left_out] if skipped else self.params)
         for number in self.mastered if self.copies is None else range(len(self.params)):
             self.versions[id(self.params[number])] = self._version(number)
         if self.changes is not None:

@@ -8,7 +8,7 @@ import os
 import re
 import warnings
 from array import array as packed
-from ctypes import byref, c_double, c_size_t, c_uint64
+from ctypes import addressof, byref, c_double, c_size_t, c_uint64
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple, Union
 
 from ._arrays import DTYPES, GROUP_BYTES, QUANTIZED8, SPLIT_FLOAT32, array_info, group_count
@@ -254,6 +254,7 @@ class Optimizer(OptimizerHandle):
         self._gradient_types: List[Any] = []  # dtype and elements of each
         self._interrupted: List[Any] = []  # gradients that libadamant_c may use after an interrupted or failed call
         self._new_report = Report.initialised()
+        self._step_values = StepValues.initialised()  # of steps with the optimizer's own values
         super().__init__(lambda pointer: library().adamant_optimizer_create(self.executor.pointer, byref(options),
                                                                             pointer))
 
@@ -372,7 +373,8 @@ class Optimizer(OptimizerHandle):
 
     @staticmethod
     def _values(loss_scale: Optional[float], max_norm: Optional[float], max_abs_grad: Optional[float],
-                lr: Union[None, float, Sequence[float]], groups: int) -> Any:
+                lr: Union[None, float, Sequence[float]], groups: int,
+                shard_steps: Optional[Sequence[int]] = None) -> Any:
         values = StepValues.initialised()
         for name, value in (("loss_scale", loss_scale), ("max_norm", max_norm), ("max_abs_grad", max_abs_grad)):
             if value is not None:
@@ -381,6 +383,10 @@ class Optimizer(OptimizerHandle):
         if lr is not None:
             rates = [float(lr)] * groups if not hasattr(lr, "__len__") else [float(rate) for rate in lr]  # type: ignore
             values.lr, values.lr_count = (c_double * len(rates))(*rates), len(rates)
+        if shard_steps is not None:
+            numbers = [whole_number(number, f"shard_steps[{i}]", minimum=1) for i, number in enumerate(shard_steps)]
+            values.steps_array = (c_uint64 * len(numbers))(*numbers)  # keeps it alive
+            values.shard_steps, values.shard_step_count = addressof(values.steps_array), len(numbers)
         return values
 
     def _groups(self) -> int:
@@ -390,7 +396,7 @@ class Optimizer(OptimizerHandle):
 
     def step(self, gradients: Optional[Sequence[Any]] = None, *, loss_scale: Optional[float] = None,
              max_norm: Optional[float] = None, max_abs_grad: Optional[float] = None,
-             lr: Union[None, float, Sequence[float]] = None) -> Report:
+             lr: Union[None, float, Sequence[float]] = None, shard_steps: Optional[Sequence[int]] = None) -> Report:
         """Perform one step.
 
         Parameters
@@ -404,6 +410,9 @@ class Optimizer(OptimizerHandle):
             Override the optimizer's values in this step.
         lr : float, sequence of float or None, default None
             Learning rate of all groups, or of each group.
+        shard_steps : sequence of int or None, default None
+            Number of this step for each shard, from 1, for engines that count the steps of each param themselves.
+            None: the optimizer's.
 
         Returns
         -------
@@ -414,7 +423,7 @@ class Optimizer(OptimizerHandle):
         InvalidArgument
             An argument cannot be used. Nothing has changed.
         """
-        values = self._values(loss_scale, max_norm, max_abs_grad, lr, self._groups())
+        values = self._values(loss_scale, max_norm, max_abs_grad, lr, self._groups(), shard_steps)
         report = Report.initialised()
         if gradients is None:
             self._call("adamant_step", byref(values), byref(report))
@@ -436,16 +445,18 @@ class Optimizer(OptimizerHandle):
             self._interrupted.clear()
         return report
 
-    def step_at(self, addresses: int, count: int) -> Report:
+    def step_at(self, addresses: int, next_steps: int, count: int) -> Report:
         """Perform one step with gradients by address, for engines that have checked them and keep them alive.
 
         Parameters
         ----------
         addresses : int
             Address of `count` addresses, one for each shard. 0 skips a shard.
+        next_steps : int
+            Address of `count` step numbers, one for each shard.
         """
         report = Report.from_buffer_copy(self._new_report)
-        self._call("adamant_step_gradients", addresses, count, None, byref(report))
+        self._call("adamant_step_gradients", addresses, count, self._values_at(next_steps, count), byref(report))
         return report
 
     def keep(self, arrays: List[Any]) -> None:
@@ -462,10 +473,20 @@ class Optimizer(OptimizerHandle):
         later call that reads them."""
         self._gradients = [None] * len(self._gradients)
 
+    def _values_at(self, next_steps: int, count: int) -> Any:
+        self._step_values.shard_steps, self._step_values.shard_step_count = next_steps, count
+        return byref(self._step_values)
+
     def begin_step(self, *, loss_scale: Optional[float] = None, max_norm: Optional[float] = None,
-                   max_abs_grad: Optional[float] = None, lr: Union[None, float, Sequence[float]] = None) -> None:
+                   max_abs_grad: Optional[float] = None, lr: Union[None, float, Sequence[float]] = None,
+                   shard_steps: Optional[Sequence[int]] = None) -> None:
         """Open a step whose gradients arrive one by one, see submit(), skip(), finish() and abandon()."""
-        self._call("adamant_begin_step", byref(self._values(loss_scale, max_norm, max_abs_grad, lr, self._groups())))
+        self._call("adamant_begin_step", byref(self._values(loss_scale, max_norm, max_abs_grad, lr, self._groups(),
+                                                            shard_steps)))
+
+    def begin_step_at(self, next_steps: int, count: int) -> None:
+        """begin_step() with the address of `count` step numbers, one for each shard."""
+        self._call("adamant_begin_step", self._values_at(next_steps, count))
 
     def submit(self, shard: int, grad: Any = None) -> None:
         """Submit a shard's gradient. Returns immediately. The gradient must not change before finish() has returned."""

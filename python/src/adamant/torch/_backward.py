@@ -252,7 +252,7 @@ class Backward:
         if self._open is None:
             step_groups = self._step_groups
             if not step_groups or len(step_groups) != 1 or not step_groups[0].is_usable:
-                return  # the first step, and steps of several step groups, run in step()
+                return  # step() runs the first step, and a step of params that have joined
             number = step_groups[0].number.get(id(param))
             if number is None:
                 return
@@ -393,7 +393,6 @@ class Backward:
         if has_new_params:
             self._join()
             for other in (self._step_groups or [])[1:]:
-                report = other.step(self)
-        if skipped or has_new_params:
-            self._step_groups = None  # step counts of params may have become equal
+                report = other.step(self, skips=True)
+            self._step_groups = None  # the next step makes one of them
         return report

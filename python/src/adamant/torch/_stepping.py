@@ -6,7 +6,7 @@ from __future__ import annotations
 import itertools
 import threading
 import weakref
-from typing import Any, Callable, Dict, List, Optional, Set, Tuple
+from typing import Any, Callable, Container, Dict, List, Optional, Set, Tuple
 
 import torch
 from torch import Tensor
@@ -17,7 +17,7 @@ from .._host_copies import local
 from .._library import SQUARES_WORDS, InvalidArgument, Report
 from .._ranks import Gradient, Ranks, norm_of, partitioning_engine, unknown_shards, zero_redundancy_group
 from .._signals import delayed_signals
-from .._signature_module import CHANGED, NEW_GRADIENT, NO_GRADIENT, new_signature
+from .._signature_module import CHANGED, HYPER_CHANGED, NEW_GRADIENT, new_signature
 from .._step_group import StepGroup
 from .._zenflow_steps import ZenFlowSteps
 from ..executor import Executor, shared_executor
@@ -232,17 +232,18 @@ class Steps(Backward, Saving):
     def _all_params(self) -> List[Tuple[int, Tensor]]:
         return [(g, param) for g, group in enumerate(self.param_groups) for param in group["params"]]
 
-    def _regroup(self) -> List[StepGroup]:
-        """Creates step groups of all params with gradients."""
+    def _regroup(self, known: Container[int] = ()) -> List[StepGroup]:
+        """Creates a step group of all params with gradients, and of the params with these ids."""
         self._refuse_accumulated("params, states or gradient dtypes have changed")
         self._refuse_groups()
         members = self._all_params()
-        known = {id(param) for _, param in members}
+        present = {id(param) for _, param in members}
         for cache in (self._mirrors, self._versions):
-            for key in cache.keys() - known:
+            for key in cache.keys() - present:
                 del cache[key]
         self._step_groups = None
-        step_groups = self._new_step_groups([member for member in members if member[1].grad is not None])
+        step_groups = self._new_step_groups([(g, param) for g, param in members
+                                             if param.grad is not None or id(param) in known])
         self._record(step_groups)
         return step_groups
 
@@ -290,7 +291,7 @@ class Steps(Backward, Saving):
                                   "before, or zero_grad() to drop them")
 
     def _new_step_groups(self, members: List[Tuple[int, Tensor]]) -> List[StepGroup]:
-        by_steps: Dict[int, List[Tuple[int, Tensor]]] = {}
+        distinct: List[Tuple[int, Tensor]] = []
         seen: Set[int] = set()
         counts: Set[int] = set()
         for g, param in members:
@@ -304,10 +305,8 @@ class Steps(Backward, Saving):
             if state["step"].data_ptr() in counts:  # params must not share a count
                 state["step"] = count_tensor(steps)
             counts.add(state["step"].data_ptr())
-            by_steps.setdefault(steps, []).append((g, param))
-        # With accumulate, more params may join before the step.
-        alone = len(by_steps) == 1 and self._arguments.accumulate == 1
-        return [StepGroup(self, steps, group_members, alone) for steps, group_members in sorted(by_steps.items())]
+            distinct.append((g, param))
+        return [StepGroup(self, distinct)] if distinct else []
 
     # Steps
 
@@ -389,13 +388,14 @@ class Steps(Backward, Saving):
         is_taken, self._hyper_is_taken = self._hyper_is_taken, True
         is_usable = step_groups is not None and all(step_group.is_usable for step_group in step_groups)
         bits = self._check() if is_usable else CHANGED
-        if bits & CHANGED or bits & NO_GRADIENT and self._arguments.accumulate == 1:
+        if bits & CHANGED:
             step_groups = self._step_groups = self._regroup()
         elif bits & NEW_GRADIENT:
             if any(step_group.accumulated for step_group in step_groups or []):
                 self._join()
-            else:
-                self._step_groups = self._regroup()
+            else:  # params that lack a gradient now probably get one again
+                self._step_groups = self._regroup({id(param) for step_group in step_groups or []
+                                                   for param in step_group.params})
             step_groups = self._step_groups
         assert step_groups is not None
         if bits or not is_taken:
@@ -408,11 +408,11 @@ class Steps(Backward, Saving):
         report = None
         try:
             for step_group in step_groups:
-                report = step_group.step(self)
+                report = step_group.step(self, skips=bool(bits & ~HYPER_CHANGED) or self._arguments.accumulate > 1)
         finally:
             self._total_words = None
-        if self._arguments.accumulate > 1 and (len(step_groups) != 1 or step_groups[0].last_skipped):
-            self._step_groups = None  # step counts of params may have become equal
+        if len(step_groups) > 1:
+            self._step_groups = None  # the next step makes one of them
         return report
 
     def _sum_squares(self, step_groups: List[StepGroup], grads: List[List[Optional[Tensor]]]) -> Tensor:
