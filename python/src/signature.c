@@ -386,6 +386,17 @@ static double number_of(PyObject* group, int name, double missing, int* failed)
     return number;
 }
 
+// New reference to an item of a sequence, or of a tensor, which is none.
+static PyObject* item_at(PyObject* items, int i)
+{
+    if (PySequence_Check(items))
+        return PySequence_GetItem(items, i);
+    PyObject* number = PyLong_FromLong(i);
+    PyObject* item = number == NULL ? NULL : PyObject_GetItem(items, number);
+    Py_XDECREF(number);
+    return item;
+}
+
 enum { hyper_per_group = 9 };
 
 static int read_hyper(PyObject* group, double* values)
@@ -395,7 +406,7 @@ static int read_hyper(PyObject* group, double* values)
     values[1] = values[2] = -1;
     PyObject* betas = failed ? NULL : PyDict_GetItemWithError(group, names[n_betas]);
     for (int i = 0; i < 2 && betas != NULL && !failed; ++i) {
-        PyObject* beta = PySequence_GetItem(betas, i);
+        PyObject* beta = item_at(betas, i);
         if (beta == NULL)
             return -1;
         values[1 + i] = PyFloat_AsDouble(beta);

@@ -299,3 +299,43 @@ for number, state in first["state"].items():
             value, other_value = value.to_local(), other_value.to_local()
         assert torch.equal(value, other_value), name
 """, tmp_path)
+
+
+@pytest.mark.parametrize("options", ['{}', '{"max_norm": 0.01, "process_group": world}', '{"overlap": True}',
+                                     '{"accumulate": 2}', '{"offload": True}', '{"track_changes": True}'])
+def test_partial_gradients_of_tensor_parallelism_are_summed(options, tmp_path):
+    on_ranks(2, f"options = {options}" + """
+from torch import nn
+from torch.distributed.tensor import Partial
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, SequenceParallel, parallelize_module
+mesh = init_device_mesh("cpu", (count,))
+def trained(kind, **arguments):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.LayerNorm(8), nn.Linear(8, 8))
+    parallelize_module(model, mesh, {"0": SequenceParallel(),
+                                     "1": ColwiseParallel(input_layouts=Shard(1), output_layouts=Replicate())})
+    optimizer = kind(model.parameters(), lr=0.01, **arguments)
+    for step in range(3):
+        optimizer.zero_grad()
+        for _ in range(options.get("accumulate", 1)):
+            model(values(step, 2, 4, 8)[:, rank * 2:rank * 2 + 2].contiguous()).square().mean().backward()
+        if step == 0 and not arguments:
+            assert any(isinstance(p, Partial) for q in model.parameters() for p in q.grad.placements)
+        if "max_norm" in options and not arguments:
+            nn.utils.clip_grad_norm_(model.parameters(), options["max_norm"])
+        optimizer.step()
+    return list(model.parameters())
+ours, torchs = trained(AdamW, threads=1, **options), trained(torch.optim.AdamW)
+for p, q in zip(ours, torchs):
+    gathered = [torch.empty_like(p.to_local()) for _ in range(count)]
+    dist.all_gather(gathered, p.to_local().detach().contiguous())
+    if p.placements == (Replicate(),):
+        assert torch.equal(*gathered)
+    assert torch.allclose(p.full_tensor(), q.full_tensor(), atol=1e-6), (p.full_tensor() - q.full_tensor()).abs().max()
+
+embedding = parallelize_module(nn.Embedding(32, 16), mesh, RowwiseParallel(input_layouts=Replicate()))
+optimizer = AdamW(embedding.parameters(), threads=1, **options)
+for _ in range(options.get("accumulate", 1)):
+    embedding(torch.arange(8)).square().sum().backward()
+optimizer.step()
+""", tmp_path)

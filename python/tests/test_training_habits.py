@@ -1,8 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """What training programs do around an optimizer: compiled steps, layouts of convolutions, handlers of signals."""
+import copy
+import gc
 import signal
 import threading
 import time
+import weakref
 
 import pytest
 
@@ -11,7 +14,7 @@ torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 
 from adamant import InvalidArgument  # noqa: E402
-from adamant.torch import AdamW  # noqa: E402
+from adamant.torch import AdamW, quantized  # noqa: E402
 
 MODES = [{}, {"overlap": True, "max_norm": 1.0}, {"accumulate": 2}, {"offload": True}, {"master": True},
          {"zenflow": {"topk_ratio": 1.0}}]
@@ -173,3 +176,163 @@ def test_dtensors_of_odd_shapes(mesh, options, shape):
             optimizer.zero_grad()
         ends.append(param.detach() if placement is None else param.to_local().detach())
     assert torch.equal(*ends)
+
+
+def orthogonal(size):
+    return torch.linalg.qr(torch.randn(size, size, generator=torch.Generator().manual_seed(5)))[0] * 1.5
+
+
+@pytest.mark.parametrize("options", [{}, {"max_norm": 1e9}, {"offload": True}])
+def test_weights_that_backward_still_needs_are_not_stepped_silently(options):
+    """A use of a weight without its gradient, as in the codebook of a VQ-VAE, BYOL and tied projections."""
+    torch.manual_seed(0)
+    first, weight = nn.Parameter(torch.randn(8, 16) * 0.1), nn.Parameter(torch.randn(16, 16) * 0.1)
+    optimizer = AdamW([first, weight], lr=1e-2, overlap=True, **options)
+
+    def train(step):
+        hidden = (first @ weight.detach()).tanh()
+        (hidden @ weight).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    train(0)  # overlap begins after it
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        train(1)
+
+
+@pytest.mark.parametrize("options", [{}, {"overlap": True}, {"overlap": True, "max_norm": 1.0}, {"accumulate": 2},
+                                     {"offload": True, "overlap": True}, {"overlap": True, "accumulate": 2}])
+def test_gradients_in_one_flat_buffer(options):
+    def trained(kind, **arguments):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
+        params = list(model.parameters())
+        optimizer = kind(params, lr=1e-2, **arguments)
+        flat = torch.zeros(sum(param.numel() for param in params))
+        begin = 0
+        for param in params:
+            if "accumulate" not in options:
+                param.grad = flat[begin:begin + param.numel()].view_as(param)
+            begin += param.numel()
+        for step in range(4):
+            optimizer.zero_grad(set_to_none="accumulate" in options)
+            for _ in range(options.get("accumulate", 1)):
+                model(torch.full((2, 8), step + 1.0)).square().mean().backward()
+            optimizer.step()
+        return params
+    ours = trained(AdamW, **options)
+    plain = {key: value for key, value in options.items() if key in ("max_norm", "accumulate")}
+    assert all(torch.equal(a, b) for a, b in zip(ours, trained(AdamW, **plain)))
+
+
+def test_a_changed_gradient_in_a_flat_buffer_is_noticed():
+    params = [nn.Parameter(torch.ones(8)), nn.Parameter(torch.ones(8))]
+    optimizer = AdamW(params, overlap=True, max_norm=1.0)
+    for step in range(2):
+        flat = torch.zeros(16)
+        params[0].grad, params[1].grad = flat[:8], flat[8:]
+        (params[0] + params[1]).sum().backward()
+        if step == 1:
+            params[0].grad.mul_(0.5)
+            with pytest.raises(InvalidArgument, match="gradient of group0.0 was changed"):
+                optimizer.step()
+        else:
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+@pytest.mark.parametrize("options", [{"max_norm": 1.0, "accumulate": 2}, {"offload": True}, {"offload": True, "max_norm": 1.0},
+                                     {"zenflow": {"topk_ratio": 0.5}}, {}])
+def test_a_deleted_optimizer_is_freed_at_once(options):
+    gc.collect()
+    gc.disable()
+    try:
+        params = [nn.Parameter(torch.ones(8, 8)) for _ in range(3)]
+        optimizer = AdamW(params, **options)
+        for step in range(3):
+            for _ in range(options.get("accumulate", 1)):
+                torch.autograd.backward([param.sum() for param in params[:3 if step != 1 else 2]])
+            optimizer.step()
+            optimizer.zero_grad()
+        known = [weakref.ref(optimizer), *map(weakref.ref, params),
+                 *(weakref.ref(value) for state in optimizer.state.values() for value in state.values())]
+        del optimizer, params
+        deadline = time.monotonic() + 60  # copy threads that are idle end after a second
+        while any(reference() is not None for reference in known) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert [reference() is None for reference in known] == [True] * len(known)
+    finally:
+        gc.enable()
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_a_state_of_zenflow_after_a_skipped_first_step_loads(late):
+    def new():
+        params = [nn.Parameter(torch.ones(8, 8)) for _ in range(2)]
+        return params, AdamW(params[:1], on_nonfinite="skip", zenflow={"topk_ratio": 0.5})
+
+    params, optimizer = new()
+    if late:
+        params[0].grad = torch.ones(8, 8)
+        optimizer.step()
+        optimizer.add_param_group({"params": params[1:]})
+        params[1].grad = torch.ones(8, 8)
+    params[0].grad = torch.full((8, 8), float("inf"))
+    optimizer.step()
+    assert optimizer.last_report.skipped
+    saved = copy.deepcopy(optimizer.state_dict())
+    others, other = new()
+    if late:
+        other.add_param_group({"params": others[1:]})
+    other.load_state_dict(saved)
+    optimizer.load_state_dict(saved)
+    for all_params, each in ((params, optimizer), (others, other)):
+        with torch.no_grad():
+            for param in all_params:
+                param.copy_(torch.ones(8, 8))
+                param.grad = torch.full((8, 8), 0.5)
+        each.take_weights()
+        each.step()
+        each.flush()
+    assert torch.equal(params[0], others[0])
+
+
+@pytest.mark.parametrize("kind", ["float32", "float64", "int64"])
+def test_numpy_hyperparameters_save_and_load(kind):
+    numpy = pytest.importorskip("numpy")
+    number = getattr(numpy, kind)
+    param = nn.Parameter(torch.ones(4))
+    lr = number(1) if kind == "int64" else number(0.01)
+    for options in ({"lr": lr, "weight_decay": lr, "eps": lr, "betas": (number(0), number(0))},
+                    {"lr": 0.01, "betas": torch.tensor([0.5, 0.75])}):
+        optimizer = AdamW([param])
+        optimizer.param_groups[0].update(options)
+        param.grad = torch.ones(4)
+        optimizer.step()
+        loaded = AdamW([param])
+        loaded.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+        assert float(loaded.param_groups[0]["lr"]) == float(options["lr"])
+        loaded.step()
+    for bad in ("0.1", True, float("nan"), None, 1j, numpy.zeros(2)):
+        state = AdamW([param]).state_dict()
+        state["param_groups"][0]["lr"] = bad
+        with pytest.raises(InvalidArgument, match="lr is"):
+            AdamW([param]).load_state_dict(state)
+
+
+def test_a_groups_own_options_survive_a_state_of_torchs_class():
+    weight, bias = nn.Parameter(torch.ones(64, 64)), nn.Parameter(torch.ones(5))
+    groups = [{"params": [weight]}, {"params": [bias], "state_format": "float32", "replicated": True}]
+    theirs = torch.optim.AdamW([{"params": [weight]}, {"params": [bias]}])
+    optimizer = AdamW(groups, state_format="quantized8")
+    optimizer.load_state_dict(theirs.state_dict())
+    for param in (weight, bias):
+        param.grad = torch.ones_like(param)
+    optimizer.step()
+    assert optimizer.state[weight]["exp_avg"].dtype == torch.uint8
+    assert optimizer.state[bias]["exp_avg"].dtype == torch.float32
+    assert optimizer.param_groups[1]["replicated"] is True
+    theirs.step()
+    saved = copy.deepcopy(theirs.state_dict())
+    saved["state"][0] = quantized(saved["state"][0])
+    optimizer.load_state_dict(saved)

@@ -100,11 +100,26 @@ def write_version(tensor: Tensor) -> Tuple[Any, ...]:
     """
     if type(tensor) in _plain_types:
         return write_count(tensor)
-    shard = _shard_of(tensor)
+    return (*write_count(tensor), _sampled(_shard_of(tensor)))
+
+
+def _sampled(shard: Tensor) -> Optional[_Sample]:
     if shard.device.type != "cpu" or not has_allocation(shard) or not is_dense(shard):
-        return write_count(tensor)
+        return None
     with torch.no_grad():
-        return (*write_count(tensor), _Sample(flat(shard)[::-(-shard.numel() // _sampled_elements) or 1].clone()))
+        return _Sample(flat(shard)[::-(-shard.numel() // _sampled_elements) or 1].clone())
+
+
+def gradient_version(grad: Tensor) -> Tuple[Any, ...]:
+    """As write_version(), for gradients that may share their memory, and with it torch's count of writes.
+
+    Gradients of an FSDP2 unit do, and so do views of a flat buffer. Of these only some elements are compared, and on
+    another device none.
+    """
+    shard = _shard_of(grad)
+    if shard.untyped_storage().nbytes() <= shard.numel() * shard.element_size():
+        return write_version(grad)
+    return (_sampled(shard),)
 
 
 def memory_version(tensor: Tensor, known: Any = None) -> Tuple[Any, ...]:
@@ -121,6 +136,17 @@ def memory_version(tensor: Tensor, known: Any = None) -> Tuple[Any, ...]:
 def local_memory(tensor: Tensor) -> Tensor:
     """As local(), for its address and storage only: may require gradients."""
     return tensor if type(tensor) in _plain_types else local(tensor.detach())
+
+
+def align_gradient(param: Tensor) -> None:
+    """Redistributes a DTensor's gradient if its placements are not the param's, as torch's optimizers do.
+
+    Tensor parallelism has partial sums as gradients of replicated params. Collective then.
+    """
+    grad = param.grad
+    if hasattr(grad, "placements") and hasattr(param, "placements") and grad.placements != param.placements:
+        with torch.no_grad():
+            param.grad = grad.redistribute(param.device_mesh, param.placements)
 
 
 def as_dtensor(param: Tensor, values: Tensor, shape: torch.Size, stride: Tuple[int, ...]) -> Tensor:
@@ -284,10 +310,13 @@ class Ring:
 
 
 class _Worker:
-    """A thread that passes its queued jobs to a function, in order. The first job starts it."""
+    """A thread that passes its queued jobs to a method, in order. The first job starts it.
+
+    Only queued jobs keep the method's object alive.
+    """
 
     def __init__(self, name: str, run: Callable[[Any], None]):
-        self._name, self._run = name, run
+        self._name, self._run = name, weakref.WeakMethod(run)
         self._jobs: "queue.SimpleQueue[Any]" = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._thread: Optional[threading.Thread] = None
@@ -298,7 +327,7 @@ class _Worker:
                 thread = threading.Thread(target=self._work, name=self._name, daemon=True)
                 thread.start()  # may raise, if the system allows no more threads
                 self._thread = thread
-            self._jobs.put(job)
+            self._jobs.put((self._run(), job))
 
     def end(self) -> None:
         """Waits until all jobs have run, and ends the thread. Not concurrently with put()."""
@@ -322,8 +351,9 @@ class _Worker:
                     return
             if job is None:
                 return
-            self._run(job)
-            del job
+            run, argument = job
+            run(argument)
+            del job, run, argument
 
 
 class _Batch:

@@ -7,6 +7,7 @@ import ctypes
 import operator
 import os
 import sys
+import weakref
 from ctypes import POINTER, c_char_p, c_double, c_int32, c_int64, c_size_t, c_uint32, c_uint64, c_void_p
 from pathlib import Path
 from typing import Any, Callable, Dict, List, Optional, Tuple, Type
@@ -77,6 +78,19 @@ def whole_number(value: Any, name: str, maximum: int = 2**64 - 1, minimum: int =
 
 _numbers = (c_double, c_int32, c_uint32, c_uint64, c_size_t)
 _unsigned_fields = {c_uint32: 2**32 - 1, c_uint64: 2**64 - 1, c_size_t: 2 ** (8 * ctypes.sizeof(c_size_t)) - 1}
+
+
+def weakly(method: Callable[..., Any]) -> Callable[..., Any]:
+    """The method, as a function that does not keep its object alive. Other callables unchanged."""
+    if not hasattr(method, "__self__"):
+        return method
+    reference = weakref.WeakMethod(method)
+
+    def call(*arguments: Any) -> Any:
+        known = reference()
+        assert known is not None  # the object has made this call
+        return known(*arguments)
+    return call
 
 
 class Struct(ctypes.Structure):

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ._arrays import GROUP_BYTES, array_info, group_count
 from ._host_copies import HostCopies, flat, is_dense, local, memory_version, same_order
-from ._library import Error, InvalidArgument, Report, Unavailable, counted
+from ._library import Error, InvalidArgument, Report, Unavailable, counted, weakly
 from ._quantized8 import is_quantized, moments
 from ._split_masters import joined, master_key
 from .optimizer import Optimizer as Native
@@ -150,6 +150,7 @@ class StepGroup:
         arguments = optimizer._arguments
         self.params = [param for _, param in members]
         self.names = [optimizer._name(param) for param in self.params]
+        self.distributed = [param for param in self.params if hasattr(param, "placements")]
         states = [optimizer.state[param] for param in self.params]
         self.first_slot = 0
         self.signature = optimizer._signature
@@ -175,7 +176,7 @@ class StepGroup:
         reduces = optimizer._needs_norm and (optimizer._process_group or self.accumulates)
         self.native = Native(
             optimizer._executor(), on_nonfinite=arguments.on_nonfinite, max_norm=arguments.library_max_norm,
-            reduce=optimizer._reduce if reduces else None,
+            reduce=weakly(optimizer._reduce) if reduces else None,
             weights_ready=self.copies.weights_ready if self.copies is not None else None)
         self.native.names = self.names
         if self.copies is not None:

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Callable, Dict, List, Optional, Sequence, Union
 
 from ._library import (Error, Handle, InvalidArgument, OptimizerOptions, ReduceColumns, Report, ZenFlowOptions,
-                       ZenFlowParam, ZenFlowPosition, ZenFlowReport, check, library)
+                       ZenFlowParam, ZenFlowPosition, ZenFlowReport, check, library, weakly)
 from ._signals import delayed_signals
 from .executor import Executor
 from .optimizer import OptimizerHandle, enum_value, hyperparameters, make_shard, nonfinite_policies
@@ -134,11 +134,10 @@ class ZenFlowOptimizer(OptimizerHandle):
             self._reduce = self._reducer(reduce)
             options.reduce = ctypes.cast(self._reduce, ctypes.c_void_p)
         if reduce_columns is not None:
-            callback = reduce_columns
+            callback, status_of = reduce_columns, weakly(self._status_of)
             operations = ("SUM", "MAX")
             self._reduce_columns = ReduceColumns(
-                lambda user, numbers, count, kind: (
-                    count and self._status_of(callback, numbers, count, operations[kind])))
+                lambda user, numbers, count, kind: count and status_of(callback, numbers, count, operations[kind]))
             zenflow_options.reduce_columns = ctypes.cast(self._reduce_columns, ctypes.c_void_p)
         self._kept: List[Any] = []
         self._names: List[bytes] = []

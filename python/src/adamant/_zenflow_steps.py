@@ -19,8 +19,8 @@ import torch
 from torch import Tensor
 
 from ._arrays import GROUP_ELEMS
-from ._host_copies import as_dtensor, check_memory, flat, local, memory_version, write_count
-from ._library import InvalidArgument, Report, counted
+from ._host_copies import align_gradient, as_dtensor, check_memory, flat, local, memory_version, write_count
+from ._library import InvalidArgument, Report, counted, weakly
 from ._quantized8 import is_quantized, moments
 from ._ranks import unknown_shards
 from ._split_masters import joined, master_key, masters
@@ -487,8 +487,9 @@ class ZenFlowSteps:
         native = ZenFlowOptimizer(
             optimizer._executor(), self.options, max_norm=optimizer._arguments.library_max_norm,
             on_nonfinite=optimizer._arguments.on_nonfinite,
-            reduce=optimizer._reduce if has_ranks and (optimizer._needs_norm or self.options.is_automatic) else None,
-            reduce_columns=optimizer._reduce_columns if has_ranks else None)
+            reduce=(weakly(optimizer._reduce) if has_ranks and (optimizer._needs_norm or self.options.is_automatic)
+                    else None),
+            reduce_columns=weakly(optimizer._reduce_columns) if has_ranks else None)
         _natives.add(native)
         native.names = [param.name for param in params]
         hypers = {group: optimizer._hyper(group) for group in sorted({group for group, _ in members})}
@@ -593,6 +594,7 @@ class ZenFlowSteps:
         tensors = [param for _, param in optimizer._all_params()]
         for tensor in tensors:
             optimizer._refuse_sparse(tensor)
+            align_gradient(tensor)
         if optimizer._process_group is None and all(tensor.grad is None for tensor in tensors):
             return None
         native = self._prepare(optimizer)
@@ -658,7 +660,12 @@ class ZenFlowSteps:
 
     def save(self) -> None:
         """Copies counts, flags, sums and the position from libadamant_c to the states."""
-        if self.native is None or self.is_saved:
+        if self.native is None:
+            return
+        # After a first step that was skipped or failed, new states lack the position.
+        unsaved = [number for number, param in enumerate(self.params)
+                   if not self.is_saved or "window" not in param.state and param.is_as_saved()]
+        if not unsaved:
             return
         self._check_process()
         if self.device is not None:
@@ -666,7 +673,8 @@ class ZenFlowSteps:
         self.position = self.native.position()
         window = torch.tensor([float(self.position[name]) for name in position_fields], dtype=torch.float64,
                               device="cpu")
-        for number, param in enumerate(self.params):
+        for number in unsaved:
+            param = self.params[number]
             if all(name in param.state for name in param.tensors):  # a cleared state starts from zero
                 param.save(self.native, number, window)
         self.is_saved = True

@@ -13,7 +13,7 @@ from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tu
 
 from ._arrays import DTYPES, GROUP_BYTES, QUANTIZED8, SPLIT_FLOAT32, array_info, group_count
 from ._library import (Handle, Hyperparameters, InvalidArgument, LossScaling, OptimizerOptions, Reduce, Report, Shard,
-                       StepValues, WeightsReady, c_strings, check, counted, library, whole_number)
+                       StepValues, WeightsReady, c_strings, check, counted, library, weakly, whole_number)
 from ._signals import delayed_signals
 from .changes import words_address
 from .executor import Executor, shared_executor
@@ -106,7 +106,8 @@ class OptimizerHandle(Handle):
             return 1
 
     def _reducer(self, reduce: Callable[[Any], None]) -> Any:
-        return Reduce(lambda user, words, count: self._status_of(reduce, words, count))
+        status_of = weakly(self._status_of)  # the handle keeps the callback
+        return Reduce(lambda user, words, count: status_of(reduce, words, count))
 
     def _check(self, status: int) -> None:
         error, self._raised = self._raised, None

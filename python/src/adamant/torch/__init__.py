@@ -164,7 +164,9 @@ class AdamW(Steps, torch_adamw):
 
     **overlap.** Call backward() once for each step, or `accumulate` times. From the last backward() to step(), do not
     read params, do not change gradients, params, states or groups, and do not resize their memory. step() raises
-    InvalidArgument for changes that it detects. A step that has begun can be rolled back only with `max_norm` or
+    InvalidArgument for changes that it detects; of gradients that share their memory on a GPU, as FSDP2's do, it detects
+    none. A use of `param.detach()` in the model may need the param after its gradient is complete: autograd then raises
+    RuntimeError, but recomputation by `torch.utils.checkpoint` would read the new weights. A step that has begun can be rolled back only with `max_norm` or
     `on_nonfinite="skip"`. Do not use it with a GradScaler. DistributedDataParallel is refused, also with `accumulate`,
     because it averages gradients later.
 

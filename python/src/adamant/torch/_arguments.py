@@ -24,6 +24,10 @@ formats: Dict[str, Tuple[bool, torch.dtype]] = {
 param_types = (torch.float32, torch.bfloat16, torch.float16)
 
 
+# Options of a parameter group that torch's optimizers do not have.
+own_group_options = {"state_format", "replicated"}
+
+
 def check_format(state_format: Any) -> None:
     if state_format is not None and state_format not in formats:
         raise InvalidArgument(f"state_format is {state_format!r}, but must be one of {', '.join(formats)}, or None")

@@ -10,7 +10,7 @@ from typing import Any, Callable, Dict, List, Optional, Tuple
 import torch
 from torch import Tensor
 
-from .._host_copies import local, local_memory, write_count, write_version
+from .._host_copies import align_gradient, gradient_version, local, local_memory, write_count
 from .._library import InvalidArgument, Report, Unavailable
 from .._quantized8 import moments
 from .._signals import delayed_signals
@@ -135,8 +135,9 @@ class Backward:
             # FSDP2's CPUOffloadPolicy: some versions of torch call hooks while the gradient is still being copied.
             torch.cuda.current_stream().synchronize()
         self._refuse_sparse(param)
+        align_gradient(param)
         if param.grad is not None:
-            self._made[id(param)] = (local(param.grad).data_ptr(), write_version(param.grad))
+            self._made[id(param)] = (local(param.grad).data_ptr(), gradient_version(param.grad))
         self._moved.discard(id(param))
         self._backwards[id(param)] = self._backwards.get(id(param), 0) + 1
         if self._arguments.overlap and self._overlaps and self._backwards[id(param)] >= self._arguments.accumulate:
@@ -195,7 +196,7 @@ class Backward:
                                       "accumulate, and others were not. Call the optimizer's zero_grad() to drop all "
                                       "gradients")
             self._clear_accumulators()
-        elif (local(param.grad).data_ptr(), write_version(param.grad)) != self._made.get(id(param)):
+        elif (local(param.grad).data_ptr(), gradient_version(param.grad)) != self._made.get(id(param)):
             raise InvalidArgument(f"the gradient of {self._name(param)} was changed after backward() had set it, but "
                                   "with accumulate it is only the last part of a sum. Set max_norm to clip, or "
                                   "accumulate=1 to change gradients")
@@ -275,6 +276,8 @@ class Backward:
         self._submit(step, number, param)
 
     def _submit(self, step: OpenStep, number: int, param: Tensor) -> None:
+        # If backward() still needs these weights, as after a use of param.detach(), autograd raises an error.
+        torch.autograd.graph.increment_version([param])
         step.versions[number] = self._versions_of(param)
         assert param.grad is not None
         storages = [local_memory(tensor).untyped_storage()
@@ -282,7 +285,7 @@ class Backward:
         step.storages += [(storage, storage.data_ptr()) for storage in storages]
         step.step_group.native.keep(storages)
         step.step_group.submit(number, local(param.grad))
-        step.submitted[number] = (param.grad, write_version(param.grad), local(param.grad).data_ptr())
+        step.submitted[number] = (param.grad, gradient_version(param.grad), local(param.grad).data_ptr())
 
     def _check_early(self) -> int:
         """Runs _check() before step(). step() still has to apply changed hyperparameters."""
@@ -353,7 +356,7 @@ class Backward:
                     return f"{step.step_group.names[number]} is in no group now"
                 continue
             grad, *submitted = step.submitted[number]
-            if gradients and (param.grad is not grad or [write_version(grad), local(grad).data_ptr()] != submitted):
+            if gradients and (param.grad is not grad or [gradient_version(grad), local(grad).data_ptr()] != submitted):
                 return (f"the gradient of {self._name(param)} was changed after backward() had set it (to clip "
                         "gradients, set max_norm)")
             if self._versions_of(param) != step.versions[number]:

@@ -15,7 +15,7 @@ from .._library import InvalidArgument
 from .._quantized8 import is_quantized, moments
 from .._signals import delayed_signals
 from .._zenflow_steps import refuse_zenflow_states
-from ._arguments import check_format, check_group, formats
+from ._arguments import check_format, check_group, formats, own_group_options
 from ._state import check_hyper, check_state, count_tensor, loaded_state, steps_of
 
 
@@ -76,7 +76,12 @@ class Saving:
             replaced = hook(self, incoming)
             if replaced is not None:
                 incoming = replaced
+        # torch's class saves no options of ours. They describe this optimizer, so they stay.
         saved = copy.deepcopy(incoming["param_groups"])
+        for group, new in zip(self.param_groups, saved):
+            for option in own_group_options & group.keys() - new.keys() if isinstance(new, dict) else ():
+                new[option] = group[option]
+        incoming = {**incoming, "param_groups": saved}
         if len(saved) != len(self.param_groups):
             raise ValueError("loaded state dict has a different number of parameter groups")
         for g, group in enumerate(saved):

@@ -224,15 +224,21 @@ def check_hyper(group: Any, number: int) -> None:
         raise InvalidArgument(f"cannot load parameter group {number}: it must be a dictionary with \"params\"")
 
     def check_number(name: str, value: Any, limit: float = float("inf")) -> None:
-        if isinstance(value, Tensor) and value.numel() == 1 and value.device.type != "meta":
-            value = value.item()
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < limit:
+        try:
+            number = -1.0 if isinstance(value, (bool, str, bytes)) else float(value)
+        except (TypeError, ValueError, RuntimeError):
+            number = -1.0
+        if not 0 <= number < limit:
             raise InvalidArgument(f"cannot load parameter group {number}: {name} is {value!r}, but must be a number "
                                   f"from 0{f', below {limit}' if limit < float('inf') else ''}")
     for name in ("lr", "eps", "weight_decay"):
         check_number(name, group.get(name))
-    betas = group.get("betas")
-    if not isinstance(betas, (list, tuple)) or len(betas) != 2:
-        raise InvalidArgument(f"cannot load parameter group {number}: betas is {betas!r}, but must be two numbers")
+    try:
+        betas = list(group["betas"])
+    except (LookupError, TypeError):
+        betas = []
+    if len(betas) != 2:
+        raise InvalidArgument(f"cannot load parameter group {number}: betas is {group.get('betas')!r}, but must be two "
+                              "numbers")
     for beta in betas:
         check_number("a beta", beta, 1.0)

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.optim import optimizer as _torch_optimizer
 
 from .. import _threads
-from .._host_copies import local
+from .._host_copies import align_gradient, local
 from .._library import SQUARES_WORDS, InvalidArgument, Report
 from .._ranks import Gradient, Ranks, norm_of, partitioning_engine, unknown_shards, zero_redundancy_group
 from .._signals import delayed_signals
@@ -299,6 +299,7 @@ class Steps(Backward, Saving):
             if id(param) in seen:
                 continue
             seen.add(id(param))
+            align_gradient(param)
             self._init_state(g, param)
             state = self.state[param]
             steps = settle_count(state, self._name(param))
@@ -385,6 +386,9 @@ class Steps(Backward, Saving):
 
     def _step_all(self) -> Optional[Report]:
         step_groups = self._step_groups
+        for step_group in step_groups or []:
+            for param in step_group.distributed:
+                align_gradient(param)
         is_taken, self._hyper_is_taken = self._hyper_is_taken, True
         is_usable = step_groups is not None and all(step_group.is_usable for step_group in step_groups)
         bits = self._check() if is_usable else CHANGED
@@ -528,7 +532,8 @@ class Steps(Backward, Saving):
         -------
         list of ChangedWeights
             `param`, `name`, `indices` in the flattened whole param and `values`. A DTensor's are those of the local
-            shard. Indices ascend for params that are contiguous in memory.
+            shard. Indices ascend for params that are contiguous in memory. For params of other dtypes than float32,
+            bfloat16 and float16, which no step can change, `indices` is empty.
 
         Raises
         ------
