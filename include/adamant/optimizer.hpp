@@ -261,7 +261,9 @@ public:
 
     private:
         friend class optimizer;
-        explicit ticket(detail::optimizer_core& core) noexcept : core_(&core) {}
+        ticket(detail::optimizer_core& core, std::uint64_t number) noexcept : core_(&core), number_(number) {}
+        // Whether a later step has begun, which requires that wait() was called.
+        [[nodiscard]] bool is_used() const noexcept;
         detail::optimizer_core* core_;
     };
     /// Starts step() and returns immediately. Until wait() has returned, use only the ticket and cpu_blocks_done().
@@ -269,6 +271,7 @@ public:
 
     // ---- State
 
+        std::uint64_t number_;
     /// Returns the state after the last step, as views of the shards' arrays. A device's part is copied into these
     /// arrays first. Accumulated gradients are not included: to resume with the same bits, take the state between a
     /// step and the next micro-step.

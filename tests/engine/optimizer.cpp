@@ -362,6 +362,13 @@ TEST_CASE("A ticket is polled and waited for with a deadline while the other ran
     CHECK(ticket.wait_for(std::chrono::nanoseconds::max()));
     CHECK(ticket.done());
     CHECK(ticket.wait().step == 1);
+    answered = false;
+    optimizer::ticket const next = o.step_async();
+    CHECK(ticket.done()); // though the next step is not
+    CHECK(message_of([&] { static_cast<void>(ticket.wait()); }) == "adamant: wait() was already called on this ticket");
+    CHECK(!next.done());
+    answered = true;
+    CHECK(next.wait().step == 2);
 }
 
 TEST_CASE("The caller's rounding changes no bit of norm, clip coefficient, loss scale and step")

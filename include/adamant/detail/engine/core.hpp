@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -146,6 +147,7 @@ struct optimizer_core {
     std::mutex submit_mutex; // serializes submit(), skip() and set_gradient()
     bool is_laid_out = false;
     bool has_journal = false;
+    std::uint64_t async_steps = 0; // number of the newest ticket
 };
 
 } // namespace detail

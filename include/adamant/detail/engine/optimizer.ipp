@@ -250,7 +250,7 @@ ADAMANT_DECL optimizer::ticket optimizer::step_async(step_values const& values)
     } catch (...) {
         core_->session.give_up_and_rethrow();
     }
-    return ticket(*core_);
+    return ticket(*core_, ++core_->async_steps);
 }
 ADAMANT_DECL void optimizer::begin_step(step_values const& values)
 {
@@ -341,8 +341,12 @@ ADAMANT_DECL void optimizer::clear_accumulators()
 }
 
 ADAMANT_DECL bool optimizer::ticket::done() const
+ADAMANT_DECL bool optimizer::ticket::is_used() const noexcept
 {
-    return core_->queue().idle();
+    return number_ != core_->async_steps;
+}
+{
+    return is_used() || core_->queue().idle();
 }
 ADAMANT_DECL double optimizer::ticket::progress() const
 {
@@ -351,7 +355,7 @@ ADAMANT_DECL double optimizer::ticket::progress() const
 }
 ADAMANT_DECL bool optimizer::ticket::wait_until(std::chrono::steady_clock::time_point deadline) const
 {
-    return core_->queue().wait_until(deadline);
+    return is_used() || core_->queue().wait_until(deadline);
 }
 ADAMANT_DECL bool optimizer::ticket::wait_for(std::chrono::nanoseconds time) const
 {
@@ -361,8 +365,8 @@ ADAMANT_DECL bool optimizer::ticket::wait_for(std::chrono::nanoseconds time) con
 ADAMANT_DECL optimizer_report optimizer::ticket::wait() const
 {
     no_traps_scope const no_traps;
-    if (!core_->machine().is_async())
-        detail::throw_invalid_argument({"wait() was already called on this ticket, or its step is over"});
+    if (is_used() || !core_->machine().is_async())
+        detail::throw_invalid_argument({"wait() was already called on this ticket"});
     return core_->session.collect();
 }
 
