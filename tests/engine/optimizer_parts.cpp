@@ -207,7 +207,7 @@ TEST_CASE("a plan speculates only where it may, and goes by what was wrong latel
         step_plan plan;
         step_terms terms;
         terms.max_norm = max_norm;
-        make_plan(plan, terms, options, 3, as_they_arrive, has_device, wrong);
+        make_plan(plan, terms, options, 3, {as_they_arrive, has_device, wrong});
         CHECK(plan.shards == std::vector(3, shard_in_step::awaited));
         CHECK(plan.waits_for_room == has_device);
         CHECK(plan.keeps_records() == (has_device || options.keep_last_step));
@@ -231,7 +231,7 @@ TEST_CASE("a plan speculates only where it may, and goes by what was wrong latel
         step_plan plan;
         step_terms terms;
         terms.max_norm = max_norm;
-        make_plan(plan, terms, options, 3, true, has_device, 0);
+        make_plan(plan, terms, options, 3, {true, has_device, 0});
         return plan.speculates_until_finish;
     };
     optimizer_options can_roll_back;

@@ -229,25 +229,32 @@ inline void clip_decided_steps(step_plan& plan, std::vector<parameter_group> con
                             terms.loss_scale, clip);
 }
 
-// Initializes the plan of a step with these terms. Requires plan.assumed. may_speculate: shards arrive one by one, and
-// stepping them meanwhile hides time. wrong_assumptions: a bit for each of the last eight steps. Allocates nothing if
-// the plan has had a step over as many shards and groups before.
+// What a plan depends on besides terms and options.
+struct plan_context {
+    bool may_speculate = false; // shards arrive one by one, and stepping them meanwhile hides time
+    bool has_device = false;
+    std::uint8_t wrong_assumptions = 0; // a bit for each of the last eight steps
+};
+// Initializes the plan of a step with these terms. Requires plan.assumed. Allocates nothing if the plan has had a step
+// over as many shards and groups before.
 inline void make_plan(step_plan& plan, step_terms const& terms, optimizer_options const& options, std::size_t shards,
-                      bool may_speculate, bool has_device, std::uint8_t wrong_assumptions)
+                      plan_context const& context)
 {
     plan.decided = plan.assumed;
     plan.shards.assign(shards, shard_in_step::awaited);
     plan.skips_nonfinite = options.on_nonfinite == nonfinite_policy::skip;
     plan.measured = measuring_of(terms, options);
     // A device may fail. With a device, every step can therefore be rolled back until both backends have completed it.
-    plan.records = options.keep_last_step ? record_life::next_step : has_device ? record_life::step : record_life::norm;
-    plan.waits_for_room = has_device;
+    plan.records = options.keep_last_step ? record_life::next_step
+                   : context.has_device   ? record_life::step
+                                          : record_life::norm;
+    plan.waits_for_room = context.has_device;
     plan.speculates_until_finish =
         plan.needs_norm() && !plan.keeps_records() && options.speculate != speculation::always;
-    bool const assumes = plan.needs_norm() && may_speculate &&
-                         (options.speculate == speculation::always ||
-                          (options.speculate == speculation::automatic && std::popcount(wrong_assumptions) <= 4));
-    plan.first_pass = !plan.needs_norm() ? (has_device ? block_pass::speculate : block_pass::step)
+    bool const assumes = plan.needs_norm() && context.may_speculate &&
+                         (options.speculate == speculation::always || (options.speculate == speculation::automatic &&
+                                                                       std::popcount(context.wrong_assumptions) <= 4));
+    plan.first_pass = !plan.needs_norm() ? (context.has_device ? block_pass::speculate : block_pass::step)
                       : assumes          ? block_pass::speculate
                                          : block_pass::measure;
 }

@@ -93,7 +93,8 @@ public:
         // With a small model, submit() works in the calling thread, so speculation would hide nothing.
         bool const may_speculate = kind == step_kind::as_they_arrive &&
                                    (!dispatcher_.works_in_submit() || options_.speculate == speculation::always);
-        make_plan(plan_, terms_, options_, registry_.size(), may_speculate, has_device(), training_.wrong_assumptions);
+        make_plan(plan_, terms_, options_, registry_.size(),
+                  {may_speculate, has_device(), training_.wrong_assumptions});
         history_.forget();
         forget_records();
         error_ = nullptr;
