@@ -54,9 +54,10 @@ public:
     virtual void send_weights(std::size_t range) = 0;
     // Waits for all enqueued work. Throws device_error if it fails or exceeds the timeout.
     virtual void wait() = 0;
-    // Waits, then stores the results of the device's blocks in the block table. compare: keeps the sums in the table,
-    // and returns whether the device's sums equal them.
-    virtual bool wait_for_results(bool compare) = 0;
+    // Waits, then stores the results of the device's blocks in the block table.
+    virtual void wait_for_results() = 0;
+    // As wait_for_results(), but keeps the sums in the table, and returns whether the device's sums equal them.
+    [[nodiscard]] virtual bool compare_results() = 0;
     // Adds the sums of the device's blocks that take part, from the block table.
     virtual void add_squares(squares_total& total) const noexcept = 0;
     // Throws device_error if work has failed, or the step exceeds the timeout.

@@ -114,25 +114,21 @@ public:
                                      s.bytes(s.weight_out, r.elements(s.size())));
     }
     void wait() override { pieces_.wait(); }
-    bool wait_for_results(bool compare) override
+    void wait_for_results() override
     {
-        pieces_.fetch_results();
-        pieces_.wait();
+        for_each_result([&](std::size_t, std::size_t block, grad_squares const& result, bool is_recorded) {
+            blocks_.set_device_result(block, result, is_recorded);
+        });
+    }
+    bool compare_results() override
+    {
         bool same = true;
-        for (std::size_t i = 0; i < pieces_.all().size(); ++i) {
-            piece const& p = pieces_.all()[i];
-            std::size_t const first = registry_[p.shard].first_block + p.begin / norm_block_elems;
-            for (std::size_t b = 0; b < p.device.blocks(); ++b) {
-                grad_squares const result = pieces_.squares()[pieces_.first_result(i) + b];
-                grad_squares const known = blocks_.squares(first + b);
-                same = same &&
-                       (!plan_.takes_part(p.shard) || (result.sum == known.sum && result.nonfinite == known.nonfinite));
-                // Without records on the device, no block counts as unrecorded.
-                blocks_.set_device_result(first + b, compare ? known : result,
-                                          !settings_.with_records ||
-                                              pieces_.recorded()[pieces_.first_result(i) + b] != 0);
-            }
-        }
+        for_each_result([&](std::size_t shard, std::size_t block, grad_squares const& result, bool is_recorded) {
+            grad_squares const known = blocks_.squares(block);
+            same =
+                same && (!plan_.takes_part(shard) || (result.sum == known.sum && result.nonfinite == known.nonfinite));
+            blocks_.set_device_result(block, known, is_recorded);
+        });
         return same;
     }
     void add_squares(squares_total& total) const noexcept override
@@ -209,7 +205,7 @@ public:
             if (settings_.with_records)
                 enqueue_listed(block_pass::rollback);
             send_all_weights();
-            wait_for_results(false);
+            wait_for_results();
             return true;
         } catch (...) {
             pieces_.session().drop_work();
@@ -250,6 +246,23 @@ public:
     }
 
 private:
+    // Waits for the results of a pass. Calls use(shard, index in the block table, result, is_recorded) for each block.
+    template <class Use>
+    void for_each_result(Use const& use)
+    {
+        pieces_.fetch_results();
+        pieces_.wait();
+        for (std::size_t i = 0; i < pieces_.all().size(); ++i) {
+            piece const& p = pieces_.all()[i];
+            std::size_t const block = registry_[p.shard].first_block + p.begin / norm_block_elems;
+            std::size_t const result = pieces_.first_result(i);
+            for (std::size_t b = 0; b < p.device.blocks(); ++b) {
+                // Without records on the device, no block counts as unrecorded.
+                bool const is_recorded = !settings_.with_records || pieces_.recorded()[result + b] != 0;
+                use(p.shard, block + b, pieces_.squares()[result + b], is_recorded);
+            }
+        }
+    }
     using piece = device_pieces::piece;
 
     // Without records, the first pass never speculates.

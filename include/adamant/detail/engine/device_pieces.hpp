@@ -90,67 +90,35 @@ public:
                 throw;
             }
         }
-        std::vector<piece> next;
-        std::vector<std::size_t> fresh;      // indices in next
-        std::vector<std::size_t> results{0}; // first result of each piece of next, and the end
-        std::vector<grad_squares> squares;
-        std::vector<std::uint8_t> recorded;
-        std::vector<std::uint8_t> kept(pieces_.size()); // 1: the piece keeps its memory
         bool const is_same = target != nullptr && has_device() && target.get() == &device();
-        std::shared_ptr<device_session> next_session = is_same ? session_ : nullptr;
+        replacement next;
+        next.kept.resize(pieces_.size());
+        next.session = is_same ? session_ : nullptr;
         if (target != nullptr && !is_same)
-            next_session = std::make_shared<device_session>(target, settings_.timeout_s);
+            next.session = std::make_shared<device_session>(target, settings_.timeout_s);
         part_.reset(); // its records are obsolete, and the next part may need their memory
         try {
-            for (shard_piece const& w : requested) {
-                if (w.backend != backend_kind::device)
-                    continue;
-                std::size_t const same = is_same ? find(w) : pieces_.size();
-                if (same != pieces_.size()) {
-                    next.push_back(pieces_[same]);
-                    set_arrays(next.back());
-                    kept[same] = 1;
-                    continue;
-                }
-                next.push_back(make_piece(registry_, *target, w));
-                fresh.push_back(next.size() - 1);
-                next.back().memory = target->allocate(owned_bytes(registry_, next.back()));
-                set_arrays(next.back());
-                if (next.back().device.changed)
-                    next.back().changes =
-                        target->pinned(first_old_word(w.elems) + changed_words(w.elems) * sizeof(std::uint64_t));
-            }
-            for (piece const& p : next)
-                results.push_back(results.back() + p.device.blocks());
-            squares.resize(results.back());
-            recorded.resize(results.back());
-            part_ = make_part(target.get(), next);
-            for (std::size_t const i : fresh)
-                copy_state_up(*target, next[i], true);
-            // A step downloads the weights of whole pieces, including blocks that it does not step.
-            if (part_ != nullptr) {
-                target->wait_event(device_stream::work, target->record_event(device_stream::up));
-                part_->round_weights();
-            }
+            add_pieces(next, is_same, requested);
+            part_ = make_part(target.get(), next.pieces);
             if (target != nullptr)
-                next_session->wait();
+                upload(next);
         } catch (...) {
             if (target != nullptr)
-                (void)next_session->stop();
+                (void)next.session->stop();
             part_.reset();
-            for (std::size_t const i : fresh)
-                target->release(next[i].memory);
+            for (std::size_t const i : next.fresh)
+                target->release(next.pieces[i].memory);
             restore_pieces();
             throw;
         }
         for (std::size_t i = 0; i < pieces_.size(); ++i)
-            if (kept[i] == 0)
+            if (next.kept[i] == 0)
                 device().release(pieces_[i].memory);
-        pieces_ = std::move(next);
-        session_ = std::move(next_session);
-        first_result_ = std::move(results);
-        squares_ = std::move(squares);
-        recorded_ = std::move(recorded);
+        session_ = std::move(next.session);
+        pieces_ = std::move(next.pieces);
+        first_result_ = std::move(next.first_result);
+        squares_ = std::move(next.squares);
+        recorded_ = std::move(next.recorded);
     }
     // Bytes that place() allocates on the device for these pieces.
     [[nodiscard]] static std::size_t bytes_for(registry const& shard_registry, adamant::device const& target,
@@ -269,6 +237,57 @@ public:
     [[nodiscard]] bool stop() const noexcept { return session_->stop(); }
 
 private:
+    // The pieces of a new placement.
+    struct replacement {
+        std::shared_ptr<device_session> session; // null without a device
+        std::vector<piece> pieces;
+        std::vector<std::size_t> fresh;           // indices of pieces with new memory
+        std::vector<std::uint8_t> kept;           // for each present piece, 1: it keeps its memory
+        std::vector<std::size_t> first_result{0}; // for each piece, and the end
+        std::vector<grad_squares> squares;
+        std::vector<std::uint8_t> recorded;
+    };
+    // Fills `next` from the requested pieces and allocates their memory. is_same: next is on the present device.
+    void add_pieces(replacement& next, bool is_same, std::vector<shard_piece> const& requested) const
+    {
+        for (shard_piece const& w : requested) {
+            if (w.backend != backend_kind::device)
+                continue;
+            std::size_t const same = is_same ? find(w) : pieces_.size();
+            if (same != pieces_.size()) {
+                next.pieces.push_back(pieces_[same]);
+                set_arrays(next.pieces.back());
+                next.kept[same] = 1;
+                continue;
+            }
+            adamant::device& target = **next.session;
+            next.pieces.push_back(make_piece(registry_, target, w));
+            next.fresh.push_back(next.pieces.size() - 1);
+            piece& added = next.pieces.back();
+            added.memory = target.allocate(owned_bytes(registry_, added));
+            set_arrays(added);
+            if (added.device.changed)
+                added.changes = target.pinned(first_old_word(w.elems) + changed_words(w.elems) * sizeof(std::uint64_t));
+        }
+        for (piece const& p : next.pieces)
+            next.first_result.push_back(next.first_result.back() + p.device.blocks());
+        next.squares.resize(next.first_result.back());
+        next.recorded.resize(next.first_result.back());
+    }
+    // Copies the state of new pieces to the device, and waits.
+    void upload(replacement const& next) const
+    {
+        adamant::device& target = **next.session;
+        for (std::size_t const i : next.fresh)
+            copy_state_up(target, next.pieces[i], true);
+        // A step downloads the weights of whole pieces, including blocks that it does not step.
+        if (part_ != nullptr) {
+            target.wait_event(device_stream::work, target.record_event(device_stream::up));
+            part_->round_weights();
+        }
+        next.session->wait();
+    }
+
     // Gradients are downloaded, and weights uploaded, in chunks of this many blocks: 2 MiB of 16-bit numbers.
     static constexpr std::size_t chunk_blocks = 256;
 

@@ -195,7 +195,7 @@ public:
     }
     void take_results()
     {
-        device_->wait_for_results(false);
+        device_->wait_for_results();
         std::lock_guard const lock(error_mutex_);
         if (error_ != nullptr)
             std::rethrow_exception(std::exchange(error_, nullptr));

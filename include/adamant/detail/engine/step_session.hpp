@@ -240,7 +240,7 @@ public:
             if (has_device()) {
                 dispatcher_.begin_pass(block_pass::compare, backends::both);
                 dispatcher_.queue().wait();
-                same = dispatcher_.device()->wait_for_results(true);
+                same = dispatcher_.device()->compare_results();
             } else {
                 dispatcher_.do_pass(block_pass::compare, backends::cpu);
             }
