@@ -20,6 +20,7 @@
 #include <adamant/detail/step/column_scores.hpp>
 #include <adamant/detail/zenflow/column_selection.hpp>
 #include <adamant/detail/zenflow/device_columns.hpp>
+#include <adamant/detail/zenflow/window_step.hpp>
 #include <adamant/detail/zenflow/zenflow_model.hpp>
 
 ADAMANT_BEGIN_NAMESPACE
@@ -72,66 +73,23 @@ public:
     // read in host memory.
     void select(device_columns* device_state) const
     {
-        std::vector<std::int64_t> numbers(model_.size());
-        std::vector<std::uint32_t> const device_largest =
-            device_state != nullptr ? device_state->gradients().largest(model_.in_step) : std::vector<std::uint32_t>();
-        for (std::size_t i = 0; i < model_.size(); ++i) {
-            zenflow_matrix const& m = model_.matrices[i];
-            float& largest = model_.params[i].largest;
-            largest = 0;
-            if (device_state != nullptr)
-                largest = std::bit_cast<float>(device_largest[i]);
-            else if (model_.is_matrix(i) && model_.takes_part(i))
-                largest = largest_magnitude(model_.cpu, m.shard().data(shard_array::grad),
-                                            m.shard().type(shard_array::grad), m.size());
-            numbers[i] = std::bit_cast<std::int32_t>(largest); // bits of non-negative floats have their order
-        }
-        if (zenflow_.reduce_columns)
-            zenflow_.reduce_columns(numbers, column_reduction::max);
-        std::vector<std::int64_t> scores;
-        std::vector<float> scales;
-        for (std::size_t i = 0; i < model_.size(); ++i) {
-            zenflow_matrix const& m = model_.matrices[i];
-            auto const largest = std::bit_cast<float>(static_cast<std::uint32_t>(numbers[i]));
-            if (numbers[i] < std::bit_cast<std::int32_t>(model_.params[i].largest) || !is_finite(largest))
-                throw_invalid_argument({"reduce_columns returned an invalid maximum: it was given the bits of ",
-                                        double{model_.params[i].largest}, ", and returned ", numbers[i],
-                                        ", which is not the largest number of all ranks"});
-            model_.params[i].largest = largest;
-            rounded_to_nearest(
-                [&] { scales.push_back(column_score_scale_for(model_.params[i].largest, zenflow_.score).scale); });
-            std::size_t const first = scores.size();
-            scores.resize(first + m.columns());
-            if (device_state == nullptr && model_.takes_part(i) && m.size() != 0)
-                add_column_scores(model_.cpu, m.shard().data(shard_array::grad), m.shard().type(shard_array::grad),
-                                  m.rows(), m.columns(), largest, zenflow_.score, std::span(scores).subspan(first));
-        }
-        if (device_state != nullptr)
-            device_state->gradients().add_scores(model_.in_step, zenflow_.score, scales, scores);
-        if (zenflow_.reduce_columns)
-            zenflow_.reduce_columns(scores, column_reduction::sum);
+        find_largest(device_state);
+        std::vector<std::int64_t> const scores = column_scores(device_state);
         std::vector<column_candidates> candidates;
         std::size_t first = 0;
         for (std::size_t i = 0; i < model_.size(); ++i) {
             std::size_t const n = model_.matrices[i].columns();
-            double unit = 1;
-            rounded_to_nearest([&] { unit = column_score_scale_for(model_.params[i].largest, zenflow_.score).unit; });
             if (model_.is_matrix(i))
-                candidates.push_back({std::span(scores).subspan(first, n), unit, model_.matrices[i].all_rows(),
-                                      model_.params[i].wanted});
+                candidates.push_back({std::span(scores).subspan(first, n), score_scale(i).unit,
+                                      model_.matrices[i].all_rows(), model_.params[i].wanted});
             first += n;
         }
-        if (std::any_of(scores.begin(), scores.end(), [](std::int64_t score) { return score < 0; }))
-            throw_invalid_argument({"reduce_columns returned a negative score"});
         if (zenflow_.scope == selection_scope::all_params)
             select_columns(candidates, zenflow_.topk_ratio);
         else
             for (column_candidates const& each : candidates)
                 select_columns(each.scores, zenflow_.topk_ratio, each.selected);
     }
-    struct window_squares {
-        grad_squares done, deferred;
-    };
     // The squares of the gradients that this step applies immediately, and of the deferred gradients after it, over all
     // ranks.
     [[nodiscard]] window_squares squares_of_window() const
@@ -167,6 +125,66 @@ public:
     }
 
 private:
+    // Sets `largest` of each param: the largest magnitude of its gradients over all ranks.
+    void find_largest(device_columns* device_state) const
+    {
+        std::vector<std::uint32_t> const device_largest =
+            device_state != nullptr ? device_state->gradients().largest(model_.in_step) : std::vector<std::uint32_t>();
+        std::vector<std::int64_t> numbers(model_.size());
+        for (std::size_t i = 0; i < model_.size(); ++i) {
+            zenflow_matrix const& m = model_.matrices[i];
+            float& largest = model_.params[i].largest;
+            largest = 0;
+            if (device_state != nullptr)
+                largest = std::bit_cast<float>(device_largest[i]);
+            else if (model_.is_matrix(i) && model_.takes_part(i))
+                largest = largest_magnitude(model_.cpu, m.shard().data(shard_array::grad),
+                                            m.shard().type(shard_array::grad), m.size());
+            numbers[i] = std::bit_cast<std::int32_t>(largest); // bits of non-negative floats have their order
+        }
+        if (zenflow_.reduce_columns)
+            zenflow_.reduce_columns(numbers, column_reduction::max);
+        for (std::size_t i = 0; i < model_.size(); ++i) {
+            float& largest = model_.params[i].largest;
+            auto const over_ranks = std::bit_cast<float>(static_cast<std::uint32_t>(numbers[i]));
+            if (numbers[i] < std::bit_cast<std::int32_t>(largest) || !is_finite(over_ranks))
+                throw_invalid_argument({"cannot use the result of reduce_columns: it returned the maximum ", numbers[i],
+                                        ", but this rank passed ", std::bit_cast<std::int32_t>(largest),
+                                        " (the bits of a finite float). Return the maximum over all ranks."});
+            largest = over_ranks;
+        }
+    }
+    [[nodiscard]] column_score_scale score_scale(std::size_t param) const
+    {
+        column_score_scale result;
+        rounded_to_nearest([&] { result = column_score_scale_for(model_.params[param].largest, zenflow_.score); });
+        return result;
+    }
+    // The scores of all columns over all ranks. Requires find_largest().
+    [[nodiscard]] std::vector<std::int64_t> column_scores(device_columns* device_state) const
+    {
+        std::vector<std::int64_t> scores;
+        std::vector<float> scales;
+        for (std::size_t i = 0; i < model_.size(); ++i) {
+            zenflow_matrix const& m = model_.matrices[i];
+            scales.push_back(score_scale(i).scale);
+            std::size_t const first = scores.size();
+            scores.resize(first + m.columns());
+            if (device_state == nullptr && model_.takes_part(i) && m.size() != 0)
+                add_column_scores(model_.cpu, m.shard().data(shard_array::grad), m.shard().type(shard_array::grad),
+                                  m.rows(), m.columns(), model_.params[i].largest, zenflow_.score,
+                                  std::span(scores).subspan(first));
+        }
+        if (device_state != nullptr)
+            device_state->gradients().add_scores(model_.in_step, zenflow_.score, scales, scores);
+        if (zenflow_.reduce_columns)
+            zenflow_.reduce_columns(scores, column_reduction::sum);
+        if (std::any_of(scores.begin(), scores.end(), [](std::int64_t score) { return score < 0; }))
+            throw_invalid_argument(
+                {"cannot use the result of reduce_columns: a score is negative. Return the sum over all "
+                 "ranks."});
+        return scores;
+    }
     void find_first_nonfinite(zenflow_report& report) const
     {
         for (std::size_t i = 0; i < model_.size(); ++i) {

@@ -21,6 +21,7 @@
 #include <adamant/detail/exec/background_team.hpp>
 #include <adamant/detail/numerics/float_mode.hpp>
 #include <adamant/detail/zenflow/host_columns.hpp>
+#include <adamant/detail/zenflow/window_step.hpp>
 #include <adamant/detail/zenflow/zenflow_background.hpp>
 #include <adamant/detail/zenflow/zenflow_gradients.hpp>
 #include <adamant/detail/zenflow/zenflow_model.hpp>
@@ -173,72 +174,61 @@ private:
     // On the CPU, does everything that may fail before it writes. On a device, a failure is rolled back.
     void apply(norm_verdict const& verdict, zenflow_report& report)
     {
-        bool const warm_up = is_in_warm_up(zenflow_, position_);
-        bool const selects = selects_next(zenflow_, position_);
+        window_step step =
+            make_window_step(zenflow_, position_, deferred_norm_,
+                             report.measured ? std::optional(verdict.norm * verdict.clip) : std::nullopt);
+        report.warm_up = step.warm_up;
         device_columns* const device_state = background_.device_state();
-        report.warm_up = warm_up;
-        for (zenflow_param_state& state : model_.params) {
-            if (warm_up)
-                std::fill(state.wanted.begin(), state.wanted.end(), std::uint8_t{0});
-            else if (!selects)
-                state.wanted = state.selected;
-        }
-        if (selects)
-            gradients_.select(device_state);
+        want_columns(step);
         zenflow_plan const plan(model_, terms_, verdict.clip);
         std::size_t const gathered_bytes = plan.selected(device_state == nullptr);
         if (device_state == nullptr)
             host_.reserve(gathered_bytes);
-        zenflow_position after = position_;
-        ++after.steps;
-        ++after.in_window;
-        after.since_selection = selects ? 1 : after.since_selection + !warm_up;
-        after.has_selection = after.has_selection || selects;
-        double const deferred_norm = deferred_norm_ + (report.measured ? verdict.norm * verdict.clip : 0);
-        // Without a norm, no policy depends on whether the sums are finite.
-        bool const is_surely_finite = deferred_norm < 1e38 || !report.measured;
-        bool const automatic = !zenflow_.update_interval && !warm_up;
-        bool ends = false;
-        zenflow_gradients::window_squares squares;
-        if (automatic || !is_surely_finite)
-            squares = gradients_.squares_of_window();
-        rounded_to_nearest([&] {
-            after.done_squares += automatic ? squares.done.sum : 0;
-            ends = ends_window(zenflow_, after, squares.deferred.sum);
-        });
-        bool drops = false;
-        if (ends) {
+        decide_deferral(step, zenflow_, step.needs_squares() ? gradients_.squares_of_window() : window_squares(),
+                        options_.on_nonfinite);
+        if (step.ends_window()) {
             plan.deferred(background_.next());
             background_.next().prepare(model_.matrices);
-            drops = options_.on_nonfinite == nonfinite_policy::skip && squares.deferred.nonfinite != 0;
-            background_.next().zero_nonfinite = terms_.zero_nonfinite && !is_surely_finite;
+            background_.next().zero_nonfinite = terms_.zero_nonfinite && step.may_overflow;
         }
-
         std::vector<sum_tile> sums = plan.sums(report);
         if (device_state != nullptr)
-            step_on_device(*device_state, selects, report);
+            step_on_device(*device_state, step.selects, report);
 
         // Nothing fails from here on.
         if (device_state == nullptr) {
-            if (selects)
+            if (step.selects)
                 prepare_selection(report);
             host_.step(background_.access());
         }
-        for (zenflow_param_state& state : model_.params)
-            if (selects)
+        if (step.selects)
+            for (zenflow_param_state& state : model_.params)
                 state.selected = state.wanted;
         count_selected(report);
-        position_ = after;
-        deferred_norm_ = deferred_norm;
-        bool const waits = device_state == nullptr || (ends && (warm_up || !zenflow_.overlap));
+        position_ = step.after;
+        deferred_norm_ = step.deferred_norm;
+        bool const publishes_now = step.ends_window() && (step.warm_up || !zenflow_.overlap);
+        bool const waits = device_state == nullptr || publishes_now;
         if (waits) {
             background_.begin_sums(std::move(sums));
             background_.finish_sums();
         }
-        if (ends)
-            end_window(warm_up, drops, report);
+        if (step.ends_window())
+            end_window(step, report);
         if (!waits)
             background_.begin_sums(std::move(sums));
+    }
+    // Sets `wanted` of each param: the columns that this step updates.
+    void want_columns(window_step const& step)
+    {
+        for (zenflow_param_state& state : model_.params) {
+            if (step.warm_up)
+                std::fill(state.wanted.begin(), state.wanted.end(), std::uint8_t{0});
+            else if (!step.selects)
+                state.wanted = state.selected;
+        }
+        if (step.selects)
+            gradients_.select(background_.device_state());
     }
     void complete_report(zenflow_report& report) const
     {
@@ -352,14 +342,15 @@ private:
                 ++state.counts[c];
         }
     }
-    void end_window(bool warm_up, bool drops, zenflow_report& report)
+    void end_window(window_step const& step, zenflow_report& report)
     {
+        bool const is_dropped = step.deferred == deferral::dropped;
         report.window_ended = true;
-        report.deferred_skipped = drops;
+        report.deferred_skipped = is_dropped;
         background_.finish_and_flush(report);
         for (std::size_t i = 0; i < model_.size(); ++i) {
             deferred_part const& p = background_.next().parts[i];
-            for (std::size_t c = 0; c < p.columns.size() && !drops; ++c) {
+            for (std::size_t c = 0; c < p.columns.size() && !is_dropped; ++c) {
                 model_.params[i].counts[c] += p.columns[c];
                 report.deferred_stepped += p.columns[c] != 0 ? model_.matrices[i].rows() : 0;
             }
@@ -368,10 +359,10 @@ private:
         position_.in_window = 0;
         position_.done_squares = 0;
         deferred_norm_ = 0;
-        if (drops)
+        if (is_dropped)
             return;
         background_.begin_next();
-        if (warm_up || !zenflow_.overlap)
+        if (step.warm_up || !zenflow_.overlap)
             background_.finish_and_flush(report);
         else
             model_.use_other_sums();
