@@ -117,6 +117,7 @@ public:
     [[nodiscard]] std::size_t shards() const noexcept;
     /// Name of a shard.
     [[nodiscard]] std::string const& name(shard_id shard) const;
+    /// @throws invalid_argument for an unknown number
     /// The shard of parameter `name` that begins at element `begin`; absent if there is none.
     std::optional<shard_id> find_shard(std::string_view name, std::size_t begin = 0) const;
     /// Uses another gradient buffer of the same size and type from now on. Call it between steps, or in an open step

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The C interface: bits of changed weights, and what is read from them.
 #include <cstdint>
+#include <utility>
 #include <vector>
 
 #include "c_test.hpp"
@@ -75,6 +76,9 @@ TEST_CASE("C: changed weights that cannot be read are refused")
     std::uint32_t index = 0;
     refused(adamant_tracked_weights_init(nullptr, 1000), "null");
     refused(adamant_count_changed(nullptr, &w, &count), "null");
+    std::size_t const elements = std::exchange(w.elements, SIZE_MAX);
+    refused(adamant_count_changed(cpu.get(), &w, &count), "Was a negative size converted?");
+    w.elements = elements;
     refused(adamant_count_changed(cpu.get(), nullptr, &count), "null");
     refused(adamant_count_changed(cpu.get(), &w, nullptr), "null");
     refused(adamant_changed_weights(cpu.get(), &w, 0, 0, nullptr, nullptr, nullptr, 0, nullptr), "null");

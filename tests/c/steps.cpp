@@ -279,6 +279,11 @@ TEST_CASE("C: a step without an optimizer has an optimizer's bits, and so has th
     refused(adamant_round_squares(words, &in_one, nullptr), "words are not a valid sum of squares");
     CHECK(words[3] == -1);
     refused(adamant_sum_of_squares(cpu.get(), grad.data(), ADAMANT_NONE, n, nullptr, nullptr), "of type none");
+    refused(adamant_sum_of_squares(cpu.get(), grad.data(), ADAMANT_FLOAT32, SIZE_MAX, nullptr, nullptr),
+            "Was a negative size converted?");
+    std::vector<float> master(n);
+    refused(adamant_split_masters(master.data(), SIZE_MAX, master.data(), master.data()), "negative size");
+    refused(adamant_join_masters(master.data(), master.data(), SIZE_MAX, master.data()), "negative size");
     refused(adamant_sum_of_squares(cpu.get(), grad.data(), 4, n, nullptr, nullptr), "dtype is 4");
     refused(adamant_sum_of_squares(cpu.get(), nullptr, ADAMANT_BFLOAT16, n, nullptr, nullptr), "grad is null");
     mine.accumulator = same_avg.data();

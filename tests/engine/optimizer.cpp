@@ -600,6 +600,7 @@ TEST_CASE("What an optimizer is asked wrongly is an error, and nothing is lost")
     std::vector<double> const lr{1, 2};
     CHECK(message_of([&] { o.step({.lr = lr}); }) ==
           "adamant: cannot step with 2 learning rates: the optimizer has 1 group");
+    CHECK(message_of([&] { static_cast<void>(o.name(9)); }) == "adamant: there is no shard 9; the optimizer has 2");
     std::vector<std::uint64_t> const numbers{3, 0, 1};
     CHECK(message_of([&] { o.step({.shard_steps = numbers}); }) ==
           "adamant: cannot step with 3 step numbers: the optimizer has 2 shards");

@@ -331,6 +331,11 @@ TEST_CASE(
     CHECK_THROWS_AS(shard_list(std::vector<any_shard>{a.view(), reads_param}), invalid_argument);
     CHECK_THROWS_AS(shard_list(std::vector<any_shard>{c.view(), reads_param, a.view()}), invalid_argument);
 
+    for (std::size_t const group : {SIZE_MAX, SIZE_MAX - 1}) // SIZE_MAX + 1 is 0
+        CHECK_THROWS_AS(step(executor({.threads = 1}), shard_list(std::vector<grouped_shard>{{a.view(), group}}),
+                             std::vector{make_coefficients(usual_adamw, 1)}),
+                        invalid_argument);
+
     plain_tensor const before = a;
     shard_list const two(std::vector<grouped_shard>{{a.view(), 0}, {b.view(), 1}});
     executor const cpu({.threads = 1});

@@ -14,6 +14,7 @@
 #include <adamant/step.hpp>
 #include <adamant/detail/c/convert.hpp>
 #include <adamant/detail/c/handles.hpp>
+#include <adamant/detail/core/array_size.hpp>
 #include <adamant/detail/shard/granule_layout.hpp>
 #include <adamant/detail/shard/offload_shard.hpp>
 #include <adamant/detail/shard/overlaps.hpp>
@@ -86,9 +87,7 @@ public:
                 {grad == dtype::none ? "grad_dtype" : "sum_dtype", " is ADAMANT_NONE. Set the type of the array."});
         if (item.elements != 0)
             needed(static_cast<char const*>(item.grad), "grad"), needed(static_cast<char*>(item.sum), "sum");
-        if (item.elements > SIZE_MAX / 8)
-            detail::throw_invalid_argument(
-                {"an array of ", item.elements, " elements does not fit in memory. Was a negative size converted?"});
+        detail::check_array_size("an array of", item.elements);
         std::byte* const target = static_cast<std::byte*>(item.sum);
         auto const* const source = static_cast<std::byte const*>(item.grad);
         std::size_t const number = items_.size();

@@ -14,6 +14,7 @@
 #include <adamant/step.hpp>
 #include <adamant/detail/c/convert.hpp>
 #include <adamant/detail/c/handles.hpp>
+#include <adamant/detail/core/array_size.hpp>
 
 namespace adamant::c {
 
@@ -147,6 +148,7 @@ static void needed_if(bool any, void const* array, char const* argument)
 adamant_status adamant_split_masters(const float* master, size_t elements, void* weight, void* low)
 {
     return guarded([&] {
+        adamant::detail::check_array_size("an array of", elements);
         needed_if(elements != 0, master, "master");
         needed_if(elements != 0, weight, "weight");
         needed_if(elements != 0, low, "low");
@@ -157,6 +159,7 @@ adamant_status adamant_split_masters(const float* master, size_t elements, void*
 adamant_status adamant_join_masters(const void* weight, const void* low, size_t elements, float* master)
 {
     return guarded([&] {
+        adamant::detail::check_array_size("an array of", elements);
         needed_if(elements != 0, weight, "weight");
         needed_if(elements != 0, low, "low");
         needed_if(elements != 0, master, "master");
@@ -234,6 +237,7 @@ adamant_status adamant_round_squares(const int64_t* words, double* sum, uint64_t
 static adamant::tracked_weights tracked_weights_of(adamant_tracked_weights const* weights)
 {
     adamant_tracked_weights const w = read(weights);
+    adamant::detail::check_array_size("an array of", w.elements);
     needed_if(w.elements != 0, w.changed, "changed");
     return {{w.changed, adamant::changed_words(w.elements)},
             w.elements,

@@ -88,6 +88,7 @@ ADAMANT_DECL std::size_t optimizer::shards() const noexcept
 }
 ADAMANT_DECL std::string const& optimizer::name(shard_id shard) const
 {
+    core_->shards.require_shard(shard.index);
     return core_->shards.name(shard.index);
 }
 ADAMANT_DECL std::optional<shard_id> optimizer::find_shard(std::string_view name, std::size_t begin) const

@@ -40,7 +40,7 @@ public:
 
     [[nodiscard]] std::size_t size() const noexcept { return places_.size(); }
     [[nodiscard]] placed const& operator[](std::size_t shard) const noexcept { return places_[shard]; }
-    [[nodiscard]] std::string const& name(std::size_t shard) const { return params_[places_.at(shard).param].name; }
+    [[nodiscard]] std::string const& name(std::size_t shard) const { return params_[places_[shard].param].name; }
     [[nodiscard]] std::vector<state_param> const& params() const noexcept { return params_; }
 
     // The shard of parameter `name` that begins at element `begin`. Prefers a shard with elements to an empty one.

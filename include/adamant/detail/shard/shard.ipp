@@ -9,6 +9,7 @@
 #include <adamant/dtype.hpp>
 #include <adamant/error.hpp>
 #include <adamant/shard.hpp>
+#include <adamant/detail/core/array_size.hpp>
 #include <adamant/detail/kernels/step_pointers.hpp>
 
 ADAMANT_BEGIN_NAMESPACE
@@ -35,9 +36,7 @@ ADAMANT_DECL void check_size(char const* array, std::size_t array_size, std::siz
 
 ADAMANT_DECL void check_arrays(shard_dtypes const& types, kernel::step_pointers const& pointers, std::size_t size)
 {
-    if (size > std::numeric_limits<std::size_t>::max() / 8)
-        throw_invalid_argument(
-            {"a shard of ", counted(size, "element"), " does not fit in memory. Was a negative size converted?"});
+    check_array_size("a shard of", size);
     std::uint64_t const begin = pointers.place.begin;
     if (begin > std::numeric_limits<std::uint64_t>::max() - size)
         throw_invalid_argument({"cannot place ", counted(size, "element"), " at element ", begin,

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <algorithm>
+#include <limits>
 #include <utility>
 
 #include <adamant/shard.hpp>
@@ -43,6 +44,9 @@ ADAMANT_DECL void shard_list::check_shards() const
     std::vector<detail::array_extent> extents;
     extents.reserve(shards_.size() * (shard_arrays + 1));
     for (std::size_t i = 0; i < shards_.size(); ++i) {
+        if (shards_[i].group == std::numeric_limits<std::size_t>::max())
+            detail::throw_invalid_argument({"cannot make a shard_list: shard ", i, " is in group ", shards_[i].group,
+                                            ". Was a negative number converted?"});
         any_shard const& s = shards_[i].shard;
         for (std::size_t a = 0; a < shard_arrays; ++a)
             detail::append_extent(extents, shard_array::names[a], s.data(static_cast<shard_array::index>(a)),

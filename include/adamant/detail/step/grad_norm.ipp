@@ -7,6 +7,7 @@
 #include <adamant/error.hpp>
 #include <adamant/formats.hpp>
 #include <adamant/step.hpp>
+#include <adamant/detail/core/array_size.hpp>
 #include <adamant/detail/exec/striped_total.hpp>
 #include <adamant/detail/numerics/float_mode.hpp>
 
@@ -17,6 +18,7 @@ namespace detail {
 inline void add_squares_of_blocks(executor const& cpu, void const* grad, std::size_t elem_bytes,
                                   kernel::block_squares_function run, std::size_t n, squares_total& total)
 {
+    check_array_size("a gradient of", n);
     if (grad == nullptr && n > 0)
         throw_invalid_argument({"cannot sum the squares of ", counted(n, "element"), ": grad is null."});
     // The squares of the blocks that begin in a slice.
