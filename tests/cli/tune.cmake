@@ -115,6 +115,8 @@ endif()
 
 fails("--worth is '2'" --worth 2)
 fails("--deadline is '0'" --deadline 0)
+fails("--deadline is '1e7', but must be seconds, from 0.001 to 1e6" --deadline 1e7)
+fails("--worth is '200%', but must be a share from 1e-6 to 1" --worth 200%)
 fails("one at a time" --dtypes f32,bf16)
 fails("cannot combine --load with --worth" --load ${FOLDER}/tuned.json --worth 0.5)
 fails("--host-load is not" --rounds 9)

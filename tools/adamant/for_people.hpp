@@ -21,6 +21,10 @@ inline std::string for_people(std::string text)
         {"binding::if_possible", "threads that are bound where that is possible"},
         {"binding::none", "threads that are not bound"},
         {"pt_reserved_cores_perc is", "--reserve is"},
+        {"pt_reserved_cores is", "--reserve is"},
+        {"cpuadam_cores is", "--count is"},
+        {": masks has", ": --allowed has"},
+        {": gpus has", ": --gpu has"},
         {"cpuadam_cores_perc is", "--perc is"},
     };
     for (auto const& [library, tool] : replacements)

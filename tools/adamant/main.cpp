@@ -56,9 +56,12 @@ int run(std::vector<std::string> words)
     words.erase(words.begin());
     if (first == "--complete") // called by the shell's completion
         return say(cli::completions(std::move(words)));
+    bool const wants_help = is_help(first) || first == "help";
+    if (std::size_t const most = wants_help ? 1 : 0; (wants_help || first == "--version") && words.size() > most)
+        throw cli::usage_error("cannot use '" + words[most] + "' here. Remove it.");
     if (first == "--version")
         return say(version());
-    if (is_help(first) || first == "help")
+    if (wants_help)
         return say(words.empty() ? cli::overview() : cli::help_of(command_of(words.front())));
     cli::command const& command = command_of(first);
     if (std::any_of(words.begin(), words.end(), is_help))

@@ -25,12 +25,6 @@ constexpr std::string_view state_names =
 
 using namespace adamant;
 
-double share(std::string_view option, std::string const& text, double least)
-{
-    static constexpr number_ending endings[] = {{"%", 0.01}};
-    return number_with_ending(option, text, endings, least, 1, "a share from 0 to 1, such as 0.9 or 90%");
-}
-
 dtype type(arguments& options, std::string_view option, dtype default_type)
 {
     std::optional<std::string> const text = options.value(option);
@@ -40,12 +34,13 @@ dtype type(arguments& options, std::string_view option, dtype default_type)
         {"float32", dtype::float32}, {"fp32", dtype::float32},         {"bfloat16", dtype::bfloat16},
         {"bf16", dtype::bfloat16},   {"float16", dtype::float16},      {"fp16", dtype::float16},
         {"none", dtype::none},       {"quantized8", dtype::quantized8}};
+    bool const is_moment = option.starts_with("--exp-avg");
     for (auto const& [name, value] : names)
         if (name == *text && (value != dtype::none || option == "--weight-out") &&
-            (value != dtype::quantized8 || option.starts_with("--exp-avg")))
+            (value != dtype::quantized8 || is_moment) && (value != dtype::float16 || !is_moment))
             return value;
-    throw usage_error(std::string(option) + " is '" + *text + "', but must be float32, bfloat16 or float16" +
-                      (option == "--weight-out" ? ", or none" : ""));
+    throw usage_error(std::string(option) + " is '" + *text + "', but must be float32, bfloat16 or " +
+                      (is_moment ? "quantized8" : "float16") + (option == "--weight-out" ? ", or none" : ""));
 }
 
 void read_types(arguments& options, plan_request& r)
@@ -90,10 +85,16 @@ model_options read_model_options(arguments& options)
             *field = element_count(option, *text);
             note(option);
         }
-    for (auto const& [option, field] :
-         {std::pair("--layers", &described.layers), std::pair("--hidden", &described.hidden),
-          std::pair("--vocab", &described.vocab)})
-        if (std::optional<unsigned> const value = options.number(option, 1, 100'000'000)) {
+    struct size_option {
+        char const* name;
+        std::size_t* field;
+        unsigned most;
+    };
+    // A plan has a tensor for each layer.
+    for (auto const& [option, field, most] :
+         {size_option{"--layers", &described.layers, 100'000}, size_option{"--hidden", &described.hidden, 100'000'000},
+          size_option{"--vocab", &described.vocab, 100'000'000}})
+        if (std::optional<unsigned> const value = options.number(option, 1, most)) {
             *field = *value;
             note(option);
         }
@@ -170,7 +171,7 @@ void read_machine_options(arguments& options, plan_request& r)
 void read_memory_options(arguments& options, plan_request& r)
 {
     if (std::optional<std::string> const text = options.value("--ratio"))
-        r.ratio = share("--ratio", *text, 0);
+        r.ratio = share("--ratio", *text);
     r.batch = options.number("--batch", 1, 1, 1'000'000);
     r.sequence = options.number("--seq", 4096, 1, 100'000'000);
     if (std::optional<std::string> const text = options.value("--bucket"))
@@ -183,7 +184,7 @@ void read_memory_options(arguments& options, plan_request& r)
     r.track_changes = options.flag("--track-changes");
     auto const reserve = [&](char const* option, std::size_t& bytes) {
         if (std::optional<std::string> const text = options.value(option))
-            bytes = *text == "0" ? 0 : byte_count(option, *text);
+            bytes = byte_count_or_0(option, *text);
     };
     reserve("--gpu-reserve", r.gpu_reserve);
     reserve("--host-reserve", r.host_reserve);
@@ -204,7 +205,7 @@ void read_zenflow(arguments& options, plan_request& r)
         return;
     }
     zenflow_request& zenflow = r.zenflow.emplace();
-    zenflow.topk_ratio = share("--zenflow", *ratio, 0);
+    zenflow.topk_ratio = share("--zenflow", *ratio);
     zenflow.update_interval = update.value_or(static_cast<unsigned>(zenflow.update_interval));
     zenflow.select_interval = select.value_or(0);
     zenflow.overlap = !no_overlap;
@@ -225,7 +226,7 @@ given_rates read_rates(arguments& options)
     number("--backward", rates.backward_s, 0, 1e6, time);
     number("--forward", rates.forward_s, 0, 1e6, time);
     if (std::optional<std::string> const text = options.value("--utilisation"))
-        rates.utilisation = share("--utilisation", *text, 1e-6);
+        rates.utilisation = share("--utilisation", *text, 1e-6, "a share from 1e-6 to 1, such as 0.4 or 40%");
     rates.overlap_forward = options.flag("--overlap-forward");
     rates.measure = options.flag("--measure");
     if (rates.measure && rates.cpu_elems_per_s)

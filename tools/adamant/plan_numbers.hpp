@@ -61,15 +61,24 @@ double number_with_ending(std::string_view option, std::string const& text, numb
     return value;
 }
 
+inline constexpr number_ending byte_endings[] = {{"M", 1e6},     {"G", 1e9},      {"T", 1e12},     {"MB", 1e6},
+                                                 {"GB", 1e9},    {"TB", 1e12},    {"Mi", 0x1p20},  {"Gi", 0x1p30},
+                                                 {"Ti", 0x1p40}, {"MiB", 0x1p20}, {"GiB", 0x1p30}, {"TiB", 0x1p40}};
+inline constexpr std::string_view must_be_bytes =
+    "a size with its unit, such as 80GB, 500GiB or 2TB, or 1000000 bytes or more";
 // Reads a number of bytes. Refuses small numbers without a unit, where the unit is probably missing.
 inline std::size_t byte_count(std::string_view option, std::string const& text)
 {
-    static constexpr number_ending endings[] = {{"M", 1e6},     {"G", 1e9},      {"T", 1e12},     {"MB", 1e6},
-                                                {"GB", 1e9},    {"TB", 1e12},    {"Mi", 0x1p20},  {"Gi", 0x1p30},
-                                                {"Ti", 0x1p40}, {"MiB", 0x1p20}, {"GiB", 0x1p30}, {"TiB", 0x1p40}};
-    return static_cast<std::size_t>(
-        number_with_ending(option, text, endings, 1e6, 1e16,
-                           "a size with its unit, such as 80GB, 500GiB or 2TB, or 1000000 bytes or more"));
+    return static_cast<std::size_t>(number_with_ending(option, text, byte_endings, 1e6, 1e16, must_be_bytes));
+}
+// The same, or 0 with any unit or none.
+inline std::size_t byte_count_or_0(std::string_view option, std::string const& text)
+{
+    double value = 1;
+    static_cast<void>(std::from_chars(text.data(), text.data() + text.size(), value));
+    if (value != 0)
+        return byte_count(option, text);
+    return static_cast<std::size_t>(number_with_ending(option, text, byte_endings, 0, 0, must_be_bytes));
 }
 
 // Reads a number of parameters or elements.
@@ -85,6 +94,17 @@ inline double plain_number(std::string_view option, std::string const& text, dou
 {
     static constexpr number_ending none[] = {{"", 1}};
     return number_with_ending(option, text, none, least, most, must_be);
+}
+
+// A share such as 0.9 or 90%, from `least` to 1.
+inline double share(std::string_view option, std::string const& text, double least, std::string_view must_be)
+{
+    static constexpr number_ending endings[] = {{"%", 0.01}};
+    return number_with_ending(option, text, endings, least, 1, must_be);
+}
+inline double share(std::string_view option, std::string const& text)
+{
+    return share(option, text, 0, "a share from 0 to 1, such as 0.9 or 90%");
 }
 
 // a * b. Throws usage_error for more bytes than any memory has.

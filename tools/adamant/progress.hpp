@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The progress bar of long commands, and their interruption by Ctrl-C.
+// The progress bar of long commands, and their interruption by Ctrl-C, a scheduler or the end of a terminal.
 #pragma once
 
 #include <algorithm>
@@ -7,6 +7,7 @@
 #include <csignal>
 #include <cstddef>
 #include <cstdio>
+#include <iterator>
 #include <string>
 #include <utility>
 
@@ -14,23 +15,39 @@
 
 namespace cli {
 
-// While an object exists, the first Ctrl-C sets a flag; the second ends the program.
+// While an object exists, the first SIGINT, SIGTERM or SIGHUP sets a flag; the second of the same kind ends the
+// program. Signals that the caller ignores, as nohup does, stay ignored.
 class interruption {
 public:
-    interruption() : old_handler_(std::signal(SIGINT, note)) { is_set_ = 0; }
-    ~interruption() { std::signal(SIGINT, old_handler_); }
+    interruption()
+    {
+        signal_ = 0;
+        for (std::size_t i = 0; i < std::size(signals); ++i) {
+            old_handlers_[i] = std::signal(signals[i], note);
+            if (old_handlers_[i] == SIG_IGN)
+                std::signal(signals[i], SIG_IGN);
+        }
+    }
+    ~interruption()
+    {
+        for (std::size_t i = 0; i < std::size(signals); ++i)
+            std::signal(signals[i], old_handlers_[i]);
+    }
     interruption(interruption const&) = delete;
     interruption& operator=(interruption const&) = delete;
-    [[nodiscard]] static bool is_set() noexcept { return is_set_ != 0; }
+    [[nodiscard]] static bool is_set() noexcept { return signal_ != 0; }
+    // The exit status of a program that this signal has ended.
+    [[nodiscard]] static int status() noexcept { return 128 + signal_; }
 
 private:
-    static void note(int)
+    static void note(int signal)
     {
-        is_set_ = 1;
-        std::signal(SIGINT, SIG_DFL);
+        signal_ = signal;
+        std::signal(signal, SIG_DFL);
     }
-    static inline std::sig_atomic_t volatile is_set_ = 0;
-    void (*old_handler_)(int);
+    static constexpr int signals[] = {SIGINT, SIGTERM, SIGHUP};
+    static inline std::sig_atomic_t volatile signal_ = 0;
+    void (*old_handlers_[std::size(signals)])(int) = {};
 };
 
 // A bar on stderr with an estimate of the remaining time. Prints nothing if stderr is not a terminal.

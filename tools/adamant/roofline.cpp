@@ -4,7 +4,7 @@
 #include "roofline.hpp"
 
 #include <algorithm>
-#include <csignal>
+#include <cmath>
 #include <cstdio>
 #include <optional>
 #include <string>
@@ -50,6 +50,8 @@ std::vector<unsigned> counts(std::string const& text, unsigned most)
         std::size_t const end = std::min(text.find(',', begin), text.size());
         double const n = plain_number("--threads", text.substr(begin, end - begin), 1, most,
                                       "numbers of cores from 1 to " + std::to_string(most) + ", with commas");
+        if (n != std::floor(n))
+            throw usage_error("--threads is '" + text + "', but must be whole numbers of cores, with commas");
         all.push_back(static_cast<unsigned>(n));
         begin = end + 1;
     }
@@ -64,10 +66,10 @@ request read_request(arguments& options, machine const& host, unsigned cores)
     r.params = element_count("--params", options.value("--params", "3085938688"));
     r.ranks = options.number("--ranks", 1, 1, static_cast<unsigned>(host.cores.size()));
     if (std::optional<std::string> const text = options.value("--perc"))
-        if (double const share =
-                plain_number("--perc", *text, 1e-9, 1, "a share of a rank's cores, above 0 and at most 1");
-            share < 1) // all cores are the default
-            r.perc = share;
+        if (double const perc = share("--perc", *text, 1e-9,
+                                      "a share of a rank's cores, above 0 and at most 1, such as 0.8 or 80%");
+            perc < 1) // all cores are the default
+            r.perc = perc;
     if (r.params < r.ranks * std::size_t{4096})
         throw usage_error("--params is " + grouped(r.params) + ", but a rank has 4,096 at the least");
     r.measure.types = parse_types(options.value("--dtypes", "mixed,f32,bf16_f32,bf16"));
@@ -236,7 +238,7 @@ int roofline(arguments& options)
     csv.write(to_csv(report));
     if (!r.plot.empty())
         picture.write(draw_chart(r.plot, picture_of(report)));
-    return report.interrupted ? 128 + SIGINT : job_failed ? 2 : 0;
+    return report.interrupted ? interruption::status() : job_failed ? 2 : 0;
 }
 
 } // namespace cli

@@ -4,7 +4,9 @@
 
 #include <algorithm>
 #include <array>
+#include <cerrno>
 #include <cstdio>
+#include <cstring>
 #include <fstream>
 #include <utility>
 
@@ -208,7 +210,8 @@ roofline_report read_run(std::string const& path)
 {
     std::ifstream file(path);
     if (!file)
-        throw usage_error("--from is '" + path + "', which cannot be read; benchmarks/peers.py --json makes one");
+        throw usage_error("--from is '" + path + "', which cannot be read: " + std::strerror(errno) +
+                          ". benchmarks/peers.py --json makes one.");
     try {
         roofline_report report;
         report.source_path = path;

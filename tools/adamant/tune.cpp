@@ -4,7 +4,6 @@
 #include "tune.hpp"
 
 #include <algorithm>
-#include <csignal>
 #include <cstdio>
 #include <optional>
 #include <string>
@@ -58,8 +57,11 @@ request read_request(arguments& options, machine const& host)
         has_search_option = has_search_option || text;
         return text ? plain_number(name, *text, least, most, must_be) : otherwise;
     };
-    r.tuning.deadline_s = number("--deadline", 60, 0.001, 1e6, "seconds, above 0");
-    r.tuning.search.worth = number("--worth", r.tuning.search.worth, 1e-6, 1, "a share, above 0 and at most 1");
+    r.tuning.deadline_s = number("--deadline", 60, 0.001, 1e6, "seconds, from 0.001 to 1e6");
+    if (std::optional<std::string> const text = options.value("--worth")) {
+        r.tuning.search.worth = share("--worth", *text, 1e-6, "a share from 1e-6 to 1, such as 0.05 or 5%");
+        has_search_option = true;
+    }
     if (std::optional<std::string> const text = options.value("--elements")) {
         r.tuning.elements = element_count("--elements", *text);
         has_search_option = true;
@@ -184,7 +186,7 @@ int tune(arguments& options)
                 tuned = tune_cores(host, r.cores, *r.types.format, tuning);
             } catch (stopped const&) {
                 std::fputs("adamant: interrupted before there was a result\n", stderr);
-                return 128 + SIGINT;
+                return interruption::status();
             }
         } else {
             tuned = load_tuned(r.load, tuning_key_of(host, r.cores, *r.types.format));
@@ -225,7 +227,7 @@ int tune(arguments& options)
     json.write(result.dump(2) + "\n");
     if (!r.plot.empty())
         picture.write(draw_chart(r.plot, picture_of(tuned, host_load, advice, host, r.types, warnings)));
-    return interruption::is_set() ? 128 + SIGINT : tuned.finished ? 0 : 1;
+    return interruption::is_set() ? interruption::status() : tuned.finished ? 0 : 1;
 }
 
 } // namespace cli
