@@ -17,3 +17,10 @@
 #error                                                                                                                 \
     "adamant refuses -ffast-math (and -Ofast, -funsafe-math-optimizations, -ffinite-math-only, -fno-signed-zeros): it would change the bits of a step. Compile the file that includes adamant with -fno-fast-math; the other files of the program may keep the flag."
 #endif
+
+// 80-bit registers round twice, and constants of single precision are not those of the formulas.
+#if defined(__FLT_EVAL_METHOD__) && __FLT_EVAL_METHOD__ != 0 && __FLT_EVAL_METHOD__ != 16
+#error                                                                                                                 \
+    "adamant refuses -mfpmath=387 and other ways to compute float with more precision (FLT_EVAL_METHOD): they would change the bits of a step. Use -mfpmath=sse."
+#endif
+static_assert(0.1 != 0.1f, "adamant refuses -fsingle-precision-constant: it would change the bits of a step.");
