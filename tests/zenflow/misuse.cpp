@@ -220,6 +220,20 @@ TEST_CASE("zenflow: gradients of two params cannot be downloaded to the same mem
     b.by.step();
 }
 
+TEST_CASE("zenflow: a param whose weights overlap its other arrays is not added, and another can be")
+{
+    misused a;
+    std::vector<float> param(misuse_elems, 0.5f), grad(misuse_elems), avg(misuse_elems), avg_sq(misuse_elems);
+    std::vector<float> weights(misuse_elems, 0.5f);
+    auto const add = [&](float* published) {
+        a.by.add_param({0, "other", shard(param, grad, avg, avg_sq), misuse_columns, published});
+    };
+    CHECK(mentions(refusal<invalid_argument>([&] { add(param.data()); }), {"weights", "overlap"}));
+    CHECK(mentions(refusal<invalid_argument>([&] { add(avg.data() + 1); }), {"weights", "overlap"}));
+    add(weights.data());
+    a.by.step();
+}
+
 TEST_CASE("zenflow: the weights that a step writes are no gradient of another param")
 {
     misused a;

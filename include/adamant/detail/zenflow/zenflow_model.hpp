@@ -84,7 +84,8 @@ struct zenflow_model {
         } else if (weights != nullptr) {
             throw_invalid_argument(
                 {"cannot add param '", name,
-                 "' with an array of weights: it has 0 columns, so its weights are weight_out or param"});
+                 "' with `weights`: it has 0 columns, so its weights are weight_out or param. Omit `weights`, or set "
+                 "the number of columns."});
         } else {
             first_row = place.begin;
         }
@@ -102,6 +103,17 @@ struct zenflow_model {
         matrices.emplace_back(registry[number].shard, cpu.tier(), columns, all_rows, first_row,
                               static_cast<std::byte*>(weights));
         params.push_back(std::move(state));
+        try {
+            std::vector<array_extent> extents;
+            append_extents(extents, registry[number].shard, number, true);
+            append_weights(extents, number);
+            refuse_overlaps(std::move(extents));
+        } catch (...) {
+            params.pop_back();
+            matrices.pop_back();
+            registry.remove_shard(number);
+            throw;
+        }
         is_laid_out = overlaps_are_checked = false;
         return number;
     }
@@ -116,8 +128,7 @@ struct zenflow_model {
     {
         std::vector<array_extent> weights;
         for (std::size_t i = 0; i < size(); ++i)
-            append_extent(weights, "weights", matrices[i].weights(),
-                          matrices[i].size() * size_bytes(matrices[i].weights_type()), i, true);
+            append_weights(weights, i);
         registry.check_overlaps(on_device, std::move(weights));
         overlaps_are_checked = true;
     }
@@ -174,6 +185,11 @@ struct zenflow_model {
 private:
     static constexpr std::size_t copy_rows = 64;
 
+    void append_weights(std::vector<array_extent>& extents, std::size_t i) const
+    {
+        zenflow_matrix const& m = matrices[i];
+        append_extent(extents, "weights", m.weights(), m.size() * size_bytes(m.weights_type()), i, true);
+    }
     static void check_matrix(std::string const& name, any_shard const& shard, std::size_t columns, void const* weights,
                              shard_place const& place)
     {
