@@ -161,3 +161,34 @@ def test_step_numbers_of_shards_in_the_optimizer_for_engines():
         optimizer.step(shard_steps=[1])
     with pytest.raises(Exception, match=r"shard_steps\[1\]"):
         optimizer.step(shard_steps=[1, 0])
+
+
+@pytest.mark.parametrize("options", [{"master": True}, {"master": True, "overlap": True}, {"offload": True, "overlap": True},
+                                     {"master": True, "track_changes": True}])
+def test_writes_to_params_without_a_gradient_wait_for_their_next_step(options):
+    """As in a run that is resumed meanwhile: its optimizer does not know these params yet."""
+    first, second = params_of([64, 64], torch.bfloat16)
+    optimizer = AdamW([first, second], lr=0.01, **options)
+
+    def train(*used):
+        torch.autograd.backward([param.sum() for param in used])
+        optimizer.step()
+        optimizer.zero_grad()
+
+    train(first, second)
+    train(first, second)
+    with torch.no_grad():
+        second.fill_(0.5)
+    before = {name: bits(value) for name, value in optimizer.state[second].items()}
+    train(first)
+    assert {name: bits(value) for name, value in optimizer.state[second].items()} == before
+    with torch.no_grad():
+        second.fill_(0.25)  # after a step that did not step it
+    train(second)
+    expected, reference = nn.Parameter(torch.full((64,), 0.25, dtype=torch.bfloat16)), optimizer.state[second]
+    assert torch.all((second.float() - expected.float()).abs() < 0.02)
+    if "master_param" in reference:
+        assert torch.equal(reference["master_param"].to(torch.bfloat16), second.detach())
+    if "track_changes" in options:
+        changed = {change.name: change.indices.numel() for change in optimizer.changed_weights()}
+        assert changed["group0.1"] == 64

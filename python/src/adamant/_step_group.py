@@ -6,7 +6,7 @@ from __future__ import annotations
 import atexit
 import weakref
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Collection, Dict, Iterator, List, Optional, Set, Tuple
+from typing import TYPE_CHECKING, Any, Dict, Iterator, List, Optional, Sequence, Set, Tuple
 
 import torch
 from torch import Tensor
@@ -154,6 +154,7 @@ class StepGroup:
         states = [optimizer.state[param] for param in self.params]
         self.first_slot = 0
         self.signature = optimizer._signature
+        self._submitted: List[int] = []  # params of the open step
         self.accumulates = arguments.accumulate > 1
         self.accumulated: Set[int] = set()  # shards with gradients in their accumulators
         self.accumulators: List[Tensor] = []
@@ -279,18 +280,21 @@ class StepGroup:
         return all(group < len(optimizer.param_groups) and optimizer._hyper(group) == known
                    for group, known in self.hypers.items())
 
-    def take_weights(self, optimizer: "_Steps") -> None:
-        """Copies weights that others have written into masters and mirrors, and marks them as changed."""
+    def _take_weights(self, optimizer: "_Steps", number: int) -> None:
+        """If others have written the weights, copies them into the master and the mirror, and marks them as changed.
+
+        Only before the param is stepped: the states of other params stay as they are, as in a run that is resumed here.
+        """
         if self.changes is not None:
-            for param, state in zip(self.params, self.states):
-                self.changes.mark_written(param, state)
-        if not self.mastered and self.copies is None:
-            return
-        for number in self.mastered if self.copies is None else range(len(self.params)):
+            self.changes.mark_written(self.params[number], self.states[number])
+        if self._has_copy(number):
             version = self._version(number)
             if self.versions.get(id(self.params[number])) != version:
-                self._take_weight(optimizer, number)
+                self._copy_weights(optimizer, number)
                 self.versions[id(self.params[number])] = version
+
+    def _has_copy(self, number: int) -> bool:
+        return self.copies is not None or self.master_tensors[number] is not None
 
     def _version(self, number: int) -> Tuple[Any, ...]:
         """Identity and version of the weights and the master. See memory_version()."""
@@ -299,7 +303,7 @@ class StepGroup:
         known = self.versions.get(id(param))
         return (_Identity(param), memory_version(param, known and known[1]), *master_version)
 
-    def _take_weight(self, optimizer: "_Steps", number: int) -> None:
+    def _copy_weights(self, optimizer: "_Steps", number: int) -> None:
         weight = local(self.params[number].detach())
         if self.copies is not None:
             weight = self.copies.refresh_mirror(number)
@@ -319,7 +323,7 @@ class StepGroup:
 
     def begin(self, optimizer: "_Steps", has_gradients: bool = False) -> None:
         """Opens a step whose gradients are submitted one by one. has_gradients: all of them are there."""
-        self.take_weights(optimizer)
+        self._submitted.clear()
         if self.copies is not None:
             self.copies.finish_gradients()
             self.copies.begin_step(has_gradients)
@@ -330,7 +334,11 @@ class StepGroup:
                 self.copies.end_uploads()
             raise
 
-    def submit(self, number: int, grad: Tensor) -> None:
+    def submit(self, optimizer: "_Steps", number: int, grad: Tensor) -> None:
+        self._take_weights(optimizer, number)
+        # If backward() still needs these weights, as after a use of param.detach(), autograd raises an error.
+        torch.autograd.graph.increment_version([self.params[number]])
+        self._submitted.append(number)
         if self.copies is not None:
             self.copies.copy_gradient(number, grad, self.native.submit_at)
         else:
@@ -370,12 +378,18 @@ class StepGroup:
             with self._abandon_on_error():
                 for number, param in enumerate(self.params):
                     if param.grad is not None:
-                        self.submit(number, local(param.grad))
+                        self.submit(optimizer, number, local(param.grad))
             return self.finish(skipped, optimizer)
-        self.take_weights(optimizer)
+        numbers: Sequence[int] = range(len(self.params))
+        if skipped:
+            left_out = set(skipped)
+            numbers = [number for number in numbers if number not in left_out]
+        if self.changes is not None or self.mastered:
+            for number in numbers:
+                self._take_weights(optimizer, number)
         report = self.native.step_at(self.signature.addresses + 8 * self.first_slot, self._next_steps,
                                      len(self.params))
-        self._end_step(report, skipped, optimizer)
+        self._end_step(report, numbers, skipped, optimizer)
         return report
 
     def finish(self, skipped: List[int], optimizer: "_Steps") -> Report:
@@ -388,7 +402,7 @@ class StepGroup:
             report = self.native.finish()
         if self.copies is not None:
             self.copies.end_step()
-        self._end_step(report, skipped, optimizer)
+        self._end_step(report, self._submitted, skipped, optimizer)
         return report
 
     @contextmanager
@@ -421,23 +435,25 @@ class StepGroup:
         self.native.abandon()
         if self.copies is not None:
             self.copies.end_step()
-        self._end_write()
+        self._end_write(self._submitted)
 
-    def _end_step(self, report: Report, skipped: List[int], optimizer: "_Steps") -> None:
+    def _end_step(self, report: Report, stepped: Sequence[int], skipped: List[int], optimizer: "_Steps") -> None:
         self.accumulated.clear()
-        self._end_write(skipped)
+        self._end_write(stepped)
         if not report.skipped:
             for entry in self.signature.advance(self.first_slot, len(self.params), skipped):
                 optimizer._widen_count(entry)
 
-    def _end_write(self, skipped: Collection[int] = ()) -> None:
+    def _end_write(self, stepped: Sequence[int]) -> None:
+        """Records the library's writes to these params."""
         self.native.keep_only(self.accumulators)
         # Autograd detects that tensors it has saved were changed.
-        left_out = set(skipped)
         torch.autograd.graph.increment_version(
-            [param for number, param in enumerate(self.params) if number not in left_out] if skipped else self.params)
-        for number in self.mastered if self.copies is None else range(len(self.params)):
-            self.versions[id(self.params[number])] = self._version(number)
-        if self.changes is not None:
-            for param, state in zip(self.params, self.states):
-                self.changes.settle(param, state)
+            self.params if len(stepped) == len(self.params) else [self.params[number] for number in stepped])
+        if self.changes is None and self.copies is None and not self.mastered:
+            return
+        for number in stepped:
+            if self._has_copy(number):
+                self.versions[id(self.params[number])] = self._version(number)
+            if self.changes is not None:
+                self.changes.settle(self.params[number], self.states[number])

@@ -276,15 +276,13 @@ class Backward:
         self._submit(step, number, param)
 
     def _submit(self, step: OpenStep, number: int, param: Tensor) -> None:
-        # If backward() still needs these weights, as after a use of param.detach(), autograd raises an error.
-        torch.autograd.graph.increment_version([param])
-        step.versions[number] = self._versions_of(param)
         assert param.grad is not None
         storages = [local_memory(tensor).untyped_storage()
                     for tensor in (param, param.grad, *self._tensors_of(param))]
         step.storages += [(storage, storage.data_ptr()) for storage in storages]
         step.step_group.native.keep(storages)
-        step.step_group.submit(number, local(param.grad))
+        step.step_group.submit(self, number, local(param.grad))
+        step.versions[number] = self._versions_of(param)
         step.submitted[number] = (param.grad, gradient_version(param.grad), local(param.grad).data_ptr())
 
     def _check_early(self) -> int:
