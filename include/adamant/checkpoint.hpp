@@ -85,15 +85,16 @@ namespace detail {
 inline void read_elements(state_tensor const& tensor, std::size_t begin, std::size_t elements, std::byte* target)
 {
     if (begin > tensor.elements || elements > tensor.elements - begin)
-        detail::throw_invalid_argument({"cannot read ", detail::counted(elements, "element"), " from ", begin,
-                                        " on of a tensor that has ", tensor.elements, "; give a part of it"});
+        detail::throw_invalid_argument({"cannot read ", detail::counted(elements, "element"), " from element ", begin,
+                                        ": the tensor has ", tensor.elements, ". Pass a range inside it."});
     if (elements == 0)
         return;
     std::size_t const together = elems_together(tensor.type);
     if (begin % together != 0 || (elements % together != 0 && begin + elements != tensor.elements))
-        detail::throw_invalid_argument({"cannot read ", detail::counted(elements, "element"), " from ", begin,
-                                        " on of a tensor of ", tensor.elements, ": they are in groups of ", together,
-                                        "; begin at a multiple of that, and end at one or with the tensor"});
+        detail::throw_invalid_argument({"cannot read ", detail::counted(elements, "element"), " from element ", begin,
+                                        " of ", tensor.elements, ": they are in groups of ", together,
+                                        ". Begin at a multiple of ", together,
+                                        ", and end at one or at the end of the tensor."});
     std::size_t const bytes = array_bytes(tensor.type, elements);
     std::byte const* const first = detail::bytes_behind(tensor.data, array_bytes(tensor.type, begin));
     if (tensor.source != nullptr)

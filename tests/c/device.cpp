@@ -269,7 +269,7 @@ TEST_CASE("C: devices and placements that cannot be")
     adamant_piece const piece = {0, 0, 4096, 1};
     ok(adamant_placement_create(&piece, 1, &other));
     placement const owned(other);
-    refused(adamant_place(o.get(), on.get(), other), "Make it by adamant_split()");
+    refused(adamant_place(o.get(), on.get(), other), "Call adamant_split()");
     std::size_t bytes = 7;
     refused(adamant_device_bytes(o.get(), on.get(), other, &bytes), "adamant_split()");
     refused(adamant_device_bytes(o.get(), on.get(), split_of(o, 0.5).get(), nullptr), "bytes is a null");

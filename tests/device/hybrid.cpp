@@ -554,7 +554,7 @@ TEST_CASE("What cannot be placed is refused")
           }).find("the device is a null pointer") != std::string::npos);
     CHECK(message_of([&] {
               hybrid.steps->place(hybrid.gpu, split({4096, 1}, {.ratio = 0.5}));
-          }).find("Make it by split()") != std::string::npos);
+          }).find("Call split()") != std::string::npos);
     CHECK(message_of([&] { hybrid.steps->set_device_arrays(0, hybrid.there.at); }).find("after place()") !=
           std::string::npos);
     hybrid.steps->begin_step();
@@ -656,7 +656,7 @@ TEST_CASE("A device that shares the host's memory has no second copy of arrays, 
                     hybrid->set_gradient(0, both.other_grad.data());
                     CHECK(message_of([&] {
                               hybrid->set_gradient(0, reinterpret_cast<std::byte*>(both.grad.data()) + 2);
-                          }).find("not a multiple of 16 bytes") != std::string::npos);
+                          }).find("must be a multiple of 16 bytes") != std::string::npos);
                 }
                 (void)cpu->step();
                 optimizer_report const report = hybrid->step();

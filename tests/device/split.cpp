@@ -703,21 +703,23 @@ TEST_CASE("a placement that is broken is refused by what is broken")
         how(changed);
         return refusal<invalid_argument>([&] { validate(changed, sizes); });
     };
-    std::string const what_to_do = "Make it by split() from the sizes of the shards, in their order";
+    std::string const what_to_do = "Call split() with the sizes of the shards, in the optimizer's order";
     CHECK(mentions(broken([](placement& p) { p.pieces.pop_back(); }),
-                   {"lacks element 0 of shard 2, which has 100", what_to_do.c_str()}));
-    CHECK(mentions(broken([](placement& p) { p.pieces.back().elems = 99; }), {"lacks element 99 of shard 2"}));
-    CHECK(mentions(broken([](placement& p) { p.pieces.clear(); }), {"lacks element 0 of shard 0, which has 8192"}));
-    CHECK(mentions(broken([](placement& p) { p.pieces.erase(p.pieces.begin() + 1); }),
-                   {"has elements 0 to 100 of shard 2 where element 4096 of shard 0, which has 8192, is next"}));
+                   {"ends before element 0 of shard 2 (100 elements)", what_to_do.c_str()}));
+    CHECK(mentions(broken([](placement& p) { p.pieces.back().elems = 99; }), {"ends before element 99 of shard 2"}));
+    CHECK(
+        mentions(broken([](placement& p) { p.pieces.clear(); }), {"ends before element 0 of shard 0 (8192 elements)"}));
+    CHECK(mentions(
+        broken([](placement& p) { p.pieces.erase(p.pieces.begin() + 1); }),
+        {"has elements 0 to 100 of shard 2 where elements from 4096 of shard 0 (8192 elements) are expected"}));
     CHECK(mentions(broken([](placement& p) { p.pieces.back().elems = 101; }),
-                   {"has elements 0 to 101 of shard 2 where element 0 of shard 2, which has 100, is next"}));
+                   {"has elements 0 to 101 of shard 2 where elements from 0 of shard 2 (100 elements) are expected"}));
     CHECK(mentions(broken([](placement& p) { p.pieces.back().elems = static_cast<std::size_t>(-1); }),
-                   {"of shard 2 where element 0 of shard 2, which has 100, is next"}));
+                   {"of shard 2 where elements from 0 of shard 2 (100 elements) are expected"}));
     CHECK(mentions(broken([](placement& p) { p.pieces[1].begin = 0; }),
-                   {"has elements 0 to 4096 of shard 0 where element 4096 of shard 0"}));
+                   {"has elements 0 to 4096 of shard 0 where elements from 4096 of shard 0"}));
     CHECK(mentions(broken([](placement& p) { std::swap(p.pieces[0], p.pieces[1]); }),
-                   {"has elements 4096 to 8192 of shard 0 where element 0 of shard 0"}));
+                   {"has elements 4096 to 8192 of shard 0 where elements from 0 of shard 0"}));
     CHECK(mentions(broken([](placement& p) {
                        p.pieces.push_back({2, 100, 1, backend_kind::cpu});
                    }),
@@ -747,7 +749,7 @@ TEST_CASE("a placement that is broken is refused by what is broken")
     CHECK(mentions(refusal<invalid_argument>([&] {
                        validate(good, {2 * block, 0, 100, 1});
                    }),
-                   {"lacks element 0 of shard 3, which has 1"}));
+                   {"ends before element 0 of shard 3 (1 element)"}));
 }
 
 TEST_CASE("subgroups are those of DeepSpeed's ZeRO stage 3")

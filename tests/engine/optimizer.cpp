@@ -232,10 +232,10 @@ TEST_CASE("A sum over ranks that cannot be refuses the step, whichever way it is
         {[](words_of words) { words[19] = std::int64_t{1} << 32; }, "a word is negative or too large"},
         {[](words_of words) { std::fill(words.begin(), words.end(), std::numeric_limits<std::int64_t>::max()); },
          "a word is negative or too large"},
-        {[](words_of words) { words[20] = 0; }, "is below the part of this one"},
-        {[](words_of words) { std::fill(words.begin(), words.end() - 1, 0); }, "is below the part of this one"},
+        {[](words_of words) { words[20] = 0; }, "is less than this process's own part"},
+        {[](words_of words) { std::fill(words.begin(), words.end() - 1, 0); }, "is less than this process's own part"},
         {[](words_of words) { --*std::find_if(words.begin(), words.end(), [](std::int64_t w) { return w != 0; }); },
-         "is below the part of this one"}};
+         "is less than this process's own part"}};
     for (auto const policy : {nonfinite_policy::skip, nonfinite_policy::apply})
         for (auto const& [spoil, text] : impossible) {
             simple data(10000);
@@ -576,7 +576,7 @@ TEST_CASE("What an optimizer is asked wrongly is an error, and nothing is lost")
     o.add_shard({.group = 0, .name = "w", .shard = data.view(), .place = {{2, 100}}});
     CHECK(message_of([&] {
               o.add_shard({.group = 0, .name = "w", .shard = other.view()});
-          }).find("another shard of it has another shape") != std::string::npos);
+          }).find("without a position: the parameter has another shard") != std::string::npos);
     CHECK(message_of([&] {
               o.add_shard({.group = 0, .name = "w", .shard = other.view(), .place = {{2, 100}, 99}});
           }) ==

@@ -321,7 +321,7 @@ TEST_CASE("the registry finds groups and shards, and numbers them anew where one
     CHECK(add(arrays[3], 1, "w", {{3 * n}, n}) == 4);
     CHECK(r[4].first_block == 4);
     CHECK(refusal([&] { add(arrays[4], 1, "w", {{3 * n}, n}); }).find("Shards must not overlap") != std::string::npos);
-    CHECK(refusal([&] { add(arrays[4], 1, "v"); }).find("cannot add a shard of 'v': another shard of it") !=
+    CHECK(refusal([&] { add(arrays[4], 1, "v"); }).find("cannot add a shard of 'v' without a position") !=
           std::string::npos);
     r.remove_shard(0);
     CHECK(r.places().params().size() == 1);

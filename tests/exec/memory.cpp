@@ -203,13 +203,13 @@ TEST_CASE("where a process gets no huge pages, the report says so and a requirem
             return 1;
         if (off && measure_placement(block).huge_bytes != 0)
             return 2;
-        if (off !=
-            (block.report().notes.find("switched off for this process (PR_SET_THP_DISABLE") != std::string::npos))
+        if (off != (block.report().notes.find("switched off for this process; start it without PR_SET_THP_DISABLE") !=
+                    std::string::npos))
             return 3;
         std::string const text =
             refusal<unavailable>([] { memory_block(4 * mib, with(page_kind::transparent, true)); });
         bool const refused = text.find("transparent huge pages were requested, but they are switched off for this "
-                                       "process (PR_SET_THP_DISABLE") != std::string::npos;
+                                       "process; start it without PR_SET_THP_DISABLE") != std::string::npos;
         return refused == off ? 0 : 4;
     };
     if (memory_block(4 * mib).report().pages != page_kind::transparent) {
@@ -694,7 +694,7 @@ TEST_CASE("nodes that there are not are named beside those that there are")
     nowhere.nodes_required = true; // of which there are none
     CHECK(memory_block(page, nowhere).report().notes.empty());
 #if !defined(ADAMANT_NO_HWLOC)
-    CHECK(mentions(text, "this machine has 0"));
+    CHECK(mentions(text, "this machine has nodes 0"));
     if (!can_bind())
         return;
     // Those that there are, are used.

@@ -398,7 +398,7 @@ TEST_CASE("a header of ZenFlow's with a right checksum is not believed either")
     CHECK(mentions(state([](json& s) { s["params"][0]["group"] = 1; }), {"'w'", "group 1"}));
     CHECK(mentions(state([](json& s) { s["params"][0]["summed"] = 0; }), {"'w.sums' belongs to no param"}));
     CHECK(mentions(state([](json& s) { s["params"][1]["summed"] = 1; }), {"no tensor 'half.sums[1:3]'"}));
-    CHECK(mentions(state([](json& s) { s["params"][1]["all_rows"] = 1; }), {"'half'", "2 rows from 1", "has 1"}));
+    CHECK(mentions(state([](json& s) { s["params"][1]["all_rows"] = 1; }), {"'half'", "rows [1, 3)", "has 1"}));
     CHECK(mentions(state([](json& s) { s["params"][1]["all_rows"] = 1ull << 62; }), {"'half'", "fit in memory"}));
     CHECK(mentions(state([](json& s) { s["params"][0]["columns"] = 1ull << 62; }), {"'w.param'"}));
     CHECK(mentions(state([](json& s) { s["params"][0]["rows"] = ~0ull; }), {"'w.param["}));
@@ -441,12 +441,14 @@ TEST_CASE("states of ZenFlow that cannot be are not saved")
     CHECK(mentions(save_refusal([](state_ref s) { s.params[0].group = 1; }), {"'w'", "group 1", "there are 1"}));
     CHECK(mentions(save_refusal([](state_ref s) { s.params[0].types[1] = dtype::none; }),
                    {"'w'", "unsupported combination"}));
-    CHECK(mentions(save_refusal([](state_ref s) { s.params[1].rows = 4; }), {"'half'", "4 rows from 1", "has 4"}));
-    CHECK(mentions(save_refusal([](state_ref s) { s.params[1].first_row = 5; }), {"'half'", "from 5"}));
+    CHECK(mentions(save_refusal([](state_ref s) { s.params[1].rows = 4; }), {"'half'", "rows [1, 5)", "has 4"}));
+    CHECK(mentions(save_refusal([](state_ref s) { s.params[1].first_row = 5; }), {"'half'", "rows [5, "}));
     CHECK(mentions(save_refusal([](state_ref s) { s.params[0].all_rows = ~std::size_t{0}; }), {"'w'", "memory"}));
-    CHECK(mentions(save_refusal([](state_ref s) { s.params[0].counts.pop_back(); }), {"'w'", "3 columns", "2 counts"}));
-    CHECK(mentions(save_refusal([](state_ref s) { s.params[0].publishing.clear(); }), {"'w'", "3 and 0"}));
-    CHECK(mentions(save_refusal([](state_ref s) { s.params[2].counts.push_back(1); }), {"'b'", "2 counts"}));
+    CHECK(mentions(save_refusal([](state_ref s) { s.params[0].counts.pop_back(); }),
+                   {"'w'", "3 columns", "2 update counts"}));
+    CHECK(mentions(save_refusal([](state_ref s) { s.params[0].publishing.clear(); }),
+                   {"'w'", "3 `selected` flags and 0 `publishing` flags"}));
+    CHECK(mentions(save_refusal([](state_ref s) { s.params[2].counts.push_back(1); }), {"'b'", "2 update counts"}));
     CHECK(mentions(save_refusal([](state_ref s) { s.params[0].selected[1] = 2; }), {"'w'", "neither 0 nor 1"}));
     CHECK(mentions(save_refusal([](state_ref s) { s.params[0].arrays[2] = nullptr; }), {"'w'", "no data for exp_avg"}));
     CHECK(mentions(save_refusal([](state_ref s) { s.params[1].arrays[4] = nullptr; }), {"'half'", "weight_out"}));

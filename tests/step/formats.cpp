@@ -155,10 +155,9 @@ TEST_CASE("a state of split masters is read by any bytes")
     std::vector<std::byte> some(40);
     read_elements(*tensor, 990, 10, some.data());
     REQUIRE(std::equal(some.begin(), some.end(), all.end() - 40));
-    CHECK(
-        test::mentions(test::refusal([&] { read_elements(*tensor, 990, 11, some.data()); }), "a tensor that has 1000"));
+    CHECK(test::mentions(test::refusal([&] { read_elements(*tensor, 990, 11, some.data()); }), "the tensor has 1000"));
     CHECK(test::mentions(test::refusal([&] { read_elements(*tensor, std::size_t(-1), 2, some.data()); }),
-                         "a tensor that has 1000"));
+                         "the tensor has 1000"));
 }
 
 TEST_CASE("masters are split and joined in place")
@@ -302,7 +301,7 @@ TEST_CASE("8 bits: what is refused says so")
              .place = {{n}, begin}});
     };
     CHECK_THROWS_WITH(add(32, 64), Catch::Contains("elements 32 to 96 of 200, but its moments are in groups of 64"));
-    CHECK_THROWS_WITH(add(64, 100), Catch::Contains("Begin at a multiple of that"));
+    CHECK_THROWS_WITH(add(64, 100), Catch::Contains("Begin at a multiple of 64"));
     CHECK_NOTHROW(add(64, 136));
     std::vector<quantized8> short_by_one(3);
     CHECK_THROWS_WITH(shard(param, grad, short_by_one, exp_avg_sq),

@@ -896,7 +896,7 @@ TEST_CASE("zenflow: gradients that arrive one by one", "[both]")
         if (step == 5) { // they are downloaded to the same array
             rank.by->set_gradient(0, rank.arrays[0]->of[1]->data());
             CHECK(mentions(refusal([&] { rank.by->set_gradient(0, rank.arrays[1]->of[1]->data()); }),
-                           {"param 0", "set_device_arrays()"}));
+                           {"param 0", "when place() was called"}));
         }
         all.draw(false);
         rank.take_gradients();

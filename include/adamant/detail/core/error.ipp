@@ -4,6 +4,7 @@
 
 #include <cinttypes>
 #include <cstdio>
+#include <cstdlib>
 
 #include <adamant/error.hpp>
 
@@ -19,7 +20,13 @@ ADAMANT_DECL void text_part::append_to(std::string& text) const
     case kind::letter: text.push_back(static_cast<char>(bits_)); return;
     case kind::unsigned_number: std::snprintf(digits, sizeof digits, "%" PRIu64, bits_); break;
     case kind::signed_number: std::snprintf(digits, sizeof digits, "%" PRId64, static_cast<std::int64_t>(bits_)); break;
-    case kind::real_number: std::snprintf(digits, sizeof digits, "%.9g", std::bit_cast<double>(bits_)); break;
+    case kind::real_number: {
+        auto const number = std::bit_cast<double>(bits_);
+        std::snprintf(digits, sizeof digits, "%.9g", number);
+        if (std::strtod(digits, nullptr) != number) // "beta2 is 1, but must be below 1"
+            std::snprintf(digits, sizeof digits, "%.17g", number);
+        break;
+    }
     }
     text.append(digits);
 }

@@ -49,15 +49,25 @@ ADAMANT_DECL std::string available_isas()
 
 } // namespace detail
 
-ADAMANT_DECL isa parse_isa(std::string_view text)
+namespace detail {
+
+// source: who named it, in the error.
+inline isa parse_isa(std::string_view text, std::string_view source)
 {
     if (text == name(isa::automatic))
         return isa::automatic;
     for (isa const tier : all_isas)
         if (text == name(tier))
             return tier;
-    detail::throw_invalid_argument({"cannot parse instruction set '", text,
-                                    "': unknown name. Use automatic, scalar, neon, avx2, avx512 or avx512_bf16."});
+    throw_invalid_argument({"cannot parse ", source, " '", text,
+                            "': unknown name. Use automatic, scalar, neon, avx2, avx512 or avx512_bf16."});
+}
+
+} // namespace detail
+
+ADAMANT_DECL isa parse_isa(std::string_view text)
+{
+    return detail::parse_isa(text, "instruction set");
 }
 
 ADAMANT_DECL isa resolve_isa(isa request)
@@ -66,7 +76,7 @@ ADAMANT_DECL isa resolve_isa(isa request)
     if (request == isa::automatic) {
         char const* const variable = std::getenv("ADAMANT_ISA");
         if (variable != nullptr && *variable != '\0') {
-            request = parse_isa(variable);
+            request = detail::parse_isa(variable, "the environment variable ADAMANT_ISA,");
             source = "ADAMANT_ISA";
         }
     }

@@ -19,7 +19,7 @@ ADAMANT_DECL step_forecast forecast(step_rates const& rates, double ratio)
     detail::check_rates(rates);
     if (!(ratio >= 0 && ratio <= 1))
         detail::throw_invalid_argument(
-            {"ratio is ", ratio, ", but it is the CPU's share of the elements, from 0 to 1"});
+            {"ratio is ", ratio, ", but must be from 0 to 1: it is the CPU's share of the elements"});
     detail::ratio_line const slowest = detail::longest(detail::lines_of(rates), ratio);
     step_forecast result;
     result.ratio = ratio;

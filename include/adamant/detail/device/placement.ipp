@@ -24,7 +24,7 @@ ADAMANT_DECL void validate(placement const& candidate, std::vector<std::size_t> 
     std::size_t elems[2] = {};
     auto const refuse = [](std::initializer_list<detail::text_part> defect) {
         detail::throw_invalid_argument({"invalid placement: it ", detail::text_of(defect),
-                                        ". Make it by split() from the sizes of the shards, in their order."});
+                                        ". Call split() with the sizes of the shards, in the optimizer's order."});
     };
     auto const pass_full_shards = [&] {
         while (shard < sizes.size() && next == sizes[shard]) {
@@ -41,9 +41,10 @@ ADAMANT_DECL void validate(placement const& candidate, std::vector<std::size_t> 
         if (piece.shard != shard || piece.begin != next || shard == sizes.size() || piece.elems > sizes[shard] - next)
             refuse({"has elements ", piece.begin, " to ", piece.begin + piece.elems, " of shard ", piece.shard,
                     " where ",
-                    shard == sizes.size() ? "all shards are complete"
-                                          : detail::text_of({"element ", next, " of shard ", shard, ", which has ",
-                                                             sizes[shard], ", is next"})});
+                    shard == sizes.size()
+                        ? "all shards are complete"
+                        : detail::text_of({"elements from ", next, " of shard ", shard, " (",
+                                           detail::counted(sizes[shard], "element"), ") are expected"})});
         if (piece.begin % norm_block_elems != 0)
             refuse({"cuts shard ", shard, " at element ", next, ", which is not a multiple of ", norm_block_elems});
         next += piece.elems;
@@ -51,7 +52,8 @@ ADAMANT_DECL void validate(placement const& candidate, std::vector<std::size_t> 
     }
     pass_full_shards();
     if (shard != sizes.size())
-        refuse({"lacks element ", next, " of shard ", shard, ", which has ", sizes[shard]});
+        refuse(
+            {"ends before element ", next, " of shard ", shard, " (", detail::counted(sizes[shard], "element"), ")"});
     if (elems[0] != candidate.cpu_elems || elems[1] != candidate.device_elems)
         refuse({"counts ", detail::counted(candidate.cpu_elems, "element"), " on the CPU and ", candidate.device_elems,
                 " on the device, but its pieces have ", elems[0], " and ", elems[1]});

@@ -57,7 +57,7 @@ inline void check_split(split_request const& request)
 {
     if (!(request.ratio >= 0 && request.ratio <= 1))
         throw_invalid_argument(
-            {"ratio is ", request.ratio, ", but it is the CPU's share of the elements, from 0 to 1"});
+            {"ratio is ", request.ratio, ", but must be from 0 to 1: it is the CPU's share of the elements"});
     if (request.unit > split_unit::deepspeed)
         throw_invalid_argument({"unit is not a valid split_unit"});
     if (request.order > split_order::back)

@@ -138,9 +138,9 @@ public:
     {
         if (reinterpret_cast<std::uintptr_t>(grad) % device_piece::alignment != 0)
             throw_invalid_argument({"cannot set the gradient of shard ", registry_.text(shard), ": ", target.name(),
-                                    " reads it in host memory, and its address is not a multiple of ",
+                                    " reads it in place, so its address must be a multiple of ",
                                     device_piece::alignment,
-                                    " bytes. Align it, or set it before place(), which then copies it in each step."});
+                                    " bytes. Align it, or set it before place(): each step then copies it."});
     }
     void no_device(char const* call, device const* current) const
     {

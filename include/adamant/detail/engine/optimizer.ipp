@@ -341,11 +341,11 @@ ADAMANT_DECL void optimizer::clear_accumulators()
     core_->shards.forget_sums();
 }
 
-ADAMANT_DECL bool optimizer::ticket::done() const
 ADAMANT_DECL bool optimizer::ticket::is_used() const noexcept
 {
     return number_ != core_->async_steps;
 }
+ADAMANT_DECL bool optimizer::ticket::done() const
 {
     return is_used() || core_->queue().idle();
 }

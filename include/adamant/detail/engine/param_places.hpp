@@ -120,11 +120,16 @@ public:
         if (place.begin % together != 0 || (size % together != 0 && place.begin + size != all))
             throw_invalid_argument({"cannot add a shard of '", name, "': it has elements ", place.begin, " to ",
                                     place.begin + size, " of ", all, ", but its moments are in groups of ", together,
-                                    ". Begin at a multiple of that, and end at one or with the parameter."});
+                                    ". Begin at a multiple of ", together,
+                                    ", and end at one or at the end of the parameter."});
         placed added{params_.size(), place.begin, size, types};
         if (std::optional<std::size_t> const index = find_param(name)) {
             state_param const& known = params_[*index];
-            if (whole || known.shape != param.shape || known.group != group)
+            if (whole)
+                throw_invalid_argument({"cannot add a shard of '", name,
+                                        "' without a position: the parameter has another shard. Use another name, or "
+                                        "pass the whole parameter's shape for all its shards."});
+            if (known.shape != param.shape || known.group != group)
                 throw_invalid_argument({"cannot add a shard of '", name, "': another shard of it has another ",
                                         known.group != group ? "group" : "shape",
                                         ". Pass the same group and the whole parameter's shape for all its shards."});

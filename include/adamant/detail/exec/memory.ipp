@@ -127,7 +127,7 @@ ADAMANT_DECL node_set memory_block::usable_nodes(memory_options const& options)
         node_set const allowed = present & detail::to_index_set(hwloc_topology_get_allowed_nodeset(machine));
         if (!allowed.includes(options.nodes))
             miss(options.nodes_required,
-                 detail::text_of({asked, "this machine has ", to_list(present),
+                 detail::text_of({asked, "this machine has nodes ", to_list(present),
                                   present == allowed ? "" : "; the cgroup (cpuset.mems) allows " + to_list(allowed)}));
         return options.nodes & allowed;
     } catch (unavailable const& error) { // hwloc does not show this machine, for example if HWLOC_SYNTHETIC is set
@@ -175,7 +175,7 @@ ADAMANT_DECL void memory_block::map_hugetlb(memory_options const& options, std::
     std::size_t const others = std::max(left, read_number(pool("nr_hugepages")).value_or(0)) - left;
     miss(options.pages_required, asked + std::to_string(left) + " are free" + why + "; as root, write " +
                                      std::to_string(others + pages) + " to " + pool("nr_hugepages") +
-                                     (giant ? ", best soon after booting, while memory has such gaps" : ""));
+                                     (giant ? ", soon after booting, before memory is fragmented" : ""));
 }
 
 ADAMANT_DECL void memory_block::map_plain(memory_options const& options, std::string const& root)
@@ -198,8 +198,8 @@ ADAMANT_DECL void memory_block::map_plain(memory_options const& options, std::st
     else if (detail::transparent_mode(root) == "never")
         why = "/sys/kernel/mm/transparent_hugepage/enabled is never; as root, write madvise to it";
     else if (detail::transparent_pages_are_off(root))
-        why = "they are switched off for this process (PR_SET_THP_DISABLE, which it or a parent has called); "
-              "start it without that, in a systemd unit without MemoryTHP=disable";
+        why = "they are switched off for this process; start it without PR_SET_THP_DISABLE, which it or a parent has "
+              "set (in a systemd unit: MemoryTHP=disable)";
     else if (std::size_t const huge_page = detail::transparent_bytes(root); report_.bytes < huge_page)
         why = detail::text_of({detail::bytes_text(report_.bytes), " are less than one of them (",
                                detail::bytes_text(huge_page), "); request more in one block"});

@@ -33,6 +33,8 @@ ADAMANT_DECL void validate(loss_scaling_options const& options)
     scale("initial_scale", options.initial_scale);
     scale("min_scale", options.min_scale);
     scale("max_scale", options.max_scale);
+    if (options.min_scale > options.max_scale)
+        refuse("min_scale", options.min_scale, "at most max_scale");
     if (options.min_scale > options.initial_scale || options.initial_scale > options.max_scale)
         refuse("initial_scale", options.initial_scale, "from min_scale to max_scale");
     if (!(std::isfinite(options.growth_factor) && options.growth_factor >= 1))

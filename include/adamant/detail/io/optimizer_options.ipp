@@ -37,8 +37,8 @@ ADAMANT_DECL squares_total reduced(optimizer_options const& options, squares_tot
     if (!total.covers(local))
         throw_invalid_argument({"cannot use the result of reduce: the total of all processes (sum of squares ",
                                 total.rounded().sum, ", ", total.nonfinite(),
-                                " non-finite gradients) is below the part of this one (", local.rounded().sum, ", ",
-                                local.nonfinite(), "). Add each word over all processes."});
+                                " non-finite gradients) is less than this process's own part (", local.rounded().sum,
+                                ", ", local.nonfinite(), "). Add each word over all processes."});
     return total;
 }
 

@@ -108,8 +108,8 @@ std::size_t collect_changed_weights(executor const& cpu, tracked_weights const& 
     if (tracked.size() != 0 &&
         (tracked.size() - 1 > last_index || options.first_index > last_index - (tracked.size() - 1)))
         throw_invalid_argument({"cannot collect changed weights with ", sizeof(Index) * 8, "-bit indices: there are ",
-                                counted(tracked.size(), "weight"), " from index ", options.first_index,
-                                " on. Use 64-bit indices."});
+                                counted(tracked.size(), "weight"), " from index ", options.first_index, " on. Use ",
+                                sizeof(Index) == 8 ? "a smaller first index." : "64-bit indices."});
     if (values != nullptr && tracked.weights() == nullptr && tracked.size() != 0)
         throw_invalid_argument({"cannot collect the values of ", counted(tracked.size(), "weight"),
                                 ": weights is null. Pass the weights, or a null pointer for values."});

@@ -102,9 +102,10 @@ ADAMANT_DECL void zenflow_optimizer::set_gradient(shard_id param, void const* gr
     if (core_->device_state() != nullptr) {
         if (model.is_empty(param.index) || grad == model.matrices[param.index].shard().data(shard_array::grad))
             return;
-        detail::throw_invalid_argument({"cannot change the gradient of param ", model.registry.text(param.index),
-                                        ": its gradients are on a device (see set_device_arrays()), which copies them "
-                                        "to the array of the time of place()"});
+        detail::throw_invalid_argument(
+            {"cannot change the gradient of param ", model.registry.text(param.index),
+             ": its gradients are on a device, which copies them to the array that the param "
+             "had when place() was called. Use that array."});
     }
     core_->background().finish_sums();
     model.set_gradient(param.index, grad);
@@ -241,8 +242,9 @@ ADAMANT_DECL void zenflow_optimizer::place(std::shared_ptr<device> target)
             registry.arrays_on_device(i).weight_out.address == reinterpret_cast<std::uintptr_t>(m.published()))
             detail::throw_invalid_argument(
                 {"cannot place param ", registry.text(i),
-                 ": its weights on the device are its weights in host memory, which tracking compares with. Give "
-                 "set_device_arrays() other weights, or do not track changes."});
+                 ": its weight_out on the device is also its array of weights in host memory, and tracking compares "
+                 "the "
+                 "two. Pass another weight_out to set_device_arrays(), or do not track changes."});
     }
     core.model.check_overlaps(true);
     core.model.overlaps_are_checked = false; // if the device has too little memory, the next call checks again

@@ -47,7 +47,7 @@ inline void check_param(zenflow_state_param const& p, std::size_t number, std::s
         throw_invalid_argument({"param ", in_quotes(p.name), ' ', text_of(problem)});
     };
     if (p.group >= groups)
-        refuse({"is in group ", p.group, ", but there are ", groups});
+        refuse({"is in group ", p.group, ", but there are ", counted(groups, "group")});
     if (!are_shard_types(p.types))
         refuse({"has an unsupported combination of types: ", name(p.types[0]), ", ", name(p.types[1]), ", ",
                 name(p.types[2]), ", ", name(p.types[3]), " and ", name(p.types[4])});
@@ -55,7 +55,7 @@ inline void check_param(zenflow_state_param const& p, std::size_t number, std::s
     static_cast<void>(
         element_count({p.name, is_matrix ? std::vector{p.all_rows, p.columns} : std::vector{p.all_rows}}));
     if (p.first_row > p.all_rows || p.rows > p.all_rows - p.first_row)
-        refuse({"has ", counted(p.rows, "row"), " from ", p.first_row, ", but the whole param has ", p.all_rows});
+        refuse({"has rows ", range_text(p.first_row, p.first_row + p.rows), ", but the whole param has ", p.all_rows});
     std::size_t const together = elems_together(p.types);
     bool const ends = !is_matrix && p.first_row + p.rows == p.all_rows;
     if (p.first_row % together != 0 || (p.rows % together != 0 && !ends))
@@ -63,8 +63,9 @@ inline void check_param(zenflow_state_param const& p, std::size_t number, std::s
                 ", which split a group of ", together, " rows"});
     if (p.counts.size() != (is_matrix ? p.columns : 1) || p.selected.size() != p.columns ||
         p.publishing.size() != p.columns)
-        refuse({"has ", counted(p.columns, "column"), ", but ", counted(p.counts.size(), "count"), ", and ",
-                p.selected.size(), " and ", counted(p.publishing.size(), "flag")});
+        refuse({"has ", counted(p.columns, "column"), ", but ", counted(p.counts.size(), "update count"), ", ",
+                counted(p.selected.size(), "`selected` flag"), " and ",
+                counted(p.publishing.size(), "`publishing` flag")});
     for (auto const* const flags : {&p.selected, &p.publishing})
         if (std::any_of(flags->begin(), flags->end(), [](auto flag) { return flag > 1; }))
             refuse({"has a column flag that is neither 0 nor 1"});
