@@ -66,8 +66,8 @@ inline constexpr std::size_t max_min_slice_elems = 16384;
 /// Divides n elements among up to `threads` threads.
 ///
 /// - Each thread gets at least min_slice_elems elements; min_slice_elems is at least 1.
-/// - A thread gets about sixteen chunks, so that others can steal some if it is delayed.
-/// - All threads get the same number of chunks: a thread with one more would finish a sixteenth later.
+/// - A thread gets at least about sixteen chunks, so that others can steal some if it is delayed.
+/// - All threads get the same number of chunks, because a thread with one more would finish later.
 /// - Chunks have at most max(max_chunk_elems, smallest) elements.
 /// - Chunks have at least about `smallest` elements, so that taking one costs at most a hundredth of the work on it.
 ///   A thread that gets fewer elements in total has one or two chunks.
@@ -114,9 +114,9 @@ struct executor_options {
 /// bit of a result. Cheap to copy: copies share the threads, which end with the last copy.
 ///
 /// Thread safety: call every member function from any thread, also concurrently. The team does the work of concurrent
-/// calls one after another; work that a calling thread does itself runs beside it. In a forked child process an
-/// executor with a team throws unavailable. Without a team (team() is null) the calling thread does the work, in any
-/// process.
+/// calls one after another; work that a calling thread does itself runs beside it. In a forked child process
+/// calls that need the team throw unavailable. What a calling thread does itself works in any process: small calls, and
+/// all calls of an executor without a team (team() is null).
 class executor {
 public:
     /// Creates the threads.
@@ -136,7 +136,8 @@ public:
     /// Maximum number of threads that a call uses.
     [[nodiscard]] unsigned threads() const noexcept;
     /// CPU quota of this process's cgroups, in CPUs, read once by the constructor. All ranks in these cgroups share it.
-    /// 0: no quota. Explicit `threads` or `pus`, a given team, and a quota below one CPU for each rank can exceed it.
+    /// 0: no quota. The executor may exceed it if you set `threads` or `pus` or pass a team, or if it is below one CPU
+    /// for each rank.
     [[nodiscard]] double cpu_quota() const noexcept;
     /// The team; null if the calling thread does the work.
     [[nodiscard]] std::shared_ptr<adamant::team> const& team() const noexcept;

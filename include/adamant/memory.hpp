@@ -92,7 +92,7 @@ class memory_block {
 public:
     memory_block() = default;
     /// Allocates. root: as in available_memory().
-    /// @throws invalid_argument for impossible sizes; unavailable if there is not enough memory or a requirement cannot
+    /// @throws invalid_argument for invalid sizes; unavailable if there is not enough memory or a requirement cannot
     /// be met
     memory_block(std::size_t bytes, memory_options const& options, std::string const& root = {});
     /// Allocates with the default options, which compiles faster.

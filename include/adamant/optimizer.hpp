@@ -46,7 +46,8 @@ struct shard_to_add {
 /// shard once its gradient is ready, then finish(). Both give the same bits, for any order, number of threads and
 /// journal budget.
 ///
-/// To compute the norm, sums of squares of blocks of norm_block_elems elements are added exactly. A model has the same
+/// The norm is computed from the sums of squares of blocks of norm_block_elems elements. Block sums are added exactly,
+/// and the total is rounded once. A model has the same
 /// norm for any order of shards, any number of ranks, and any shard boundaries at multiples of norm_block_elems. If
 /// nothing needs the norm, gradients are read once (see optimizer_report::measured).
 ///
@@ -70,7 +71,7 @@ struct shard_to_add {
 class optimizer {
 public:
     /// Uses the threads of the executor.
-    /// @throws invalid_argument for impossible options
+    /// @throws invalid_argument for invalid options
     explicit optimizer(executor const& cpu, optimizer_options options = {});
     /// Moves the optimizer; the moved-from one may only be destroyed or assigned to.
     optimizer(optimizer&& other) noexcept;
@@ -102,11 +103,11 @@ public:
     /// @throws invalid_argument as add_group() does, and during a step
     void set_hyperparameters(group_id group, hyperparameters const& hyper);
 
-    /// Adds a shard and returns its number. Makes the last step final. prepare() or the next step reports
-    /// shards that overlap.
-    /// @throws invalid_argument for an unknown group, a position that is outside the parameter or overlaps another of
-    /// its shards, a name that is empty or not UTF-8, an accumulator whose size is not the shard's or whose type is
-    /// neither float32 nor bfloat16, arrays of the shard that overlap, and during a step
+    /// Adds a shard and returns its number. Makes the last step final. prepare() or the next step throws
+    /// if arrays of different shards overlap in memory.
+    /// @throws invalid_argument for an unknown group, a position outside the parameter, elements that another shard of
+    /// the parameter has, a name that is empty or not UTF-8, an accumulator whose size is not the shard's or whose type
+    /// is neither float32 nor bfloat16, arrays of the shard that overlap, and during a step
     shard_id add_shard(shard_to_add added);
     /// Removes a shard. Afterwards its arrays hold its final state, and you may free them. Higher numbers move down by
     /// one; accumulated gradients of other shards stay. Makes the last step final.
@@ -116,19 +117,20 @@ public:
     /// Number of shards.
     [[nodiscard]] std::size_t shards() const noexcept;
     /// Name of a shard.
-    [[nodiscard]] std::string const& name(shard_id shard) const;
     /// @throws invalid_argument for an unknown number
+    [[nodiscard]] std::string const& name(shard_id shard) const;
     /// The shard of parameter `name` that begins at element `begin`; absent if there is none.
     std::optional<shard_id> find_shard(std::string_view name, std::size_t begin = 0) const;
     /// Uses another gradient buffer of the same size and type from now on. Call it between steps, or in an open step
     /// before the submit() of the shard; from any thread except the team's. Allocates nothing after prepare(). Before
     /// rollback(), set the buffer that the last step read.
     /// @throws invalid_argument for a null pointer (unless the shard has no elements), for memory that a step writes,
-    /// for a submitted or skipped shard, and for a shard whose gradient is on a device
+    /// for a submitted or skipped shard, for a shard whose gradient is on a device, and with a device for an address
+    /// that is not a multiple of 16
     void set_gradient(shard_id shard, void const* grad);
 
-    /// Bytes that prepare(with_journal) allocates, exact to some KiB. The journal is the memory for the records of a
-    /// rollback.
+    /// Bytes that prepare(with_journal) allocates, accurate to a few KiB. The journal is the memory for the records of
+    /// a rollback.
     [[nodiscard]] std::size_t memory_bytes(bool with_journal = true) const;
     /// Allocates what steps need; otherwise the first step does. Later steps do not allocate (with a device: small
     /// objects only). with_journal: also allocates the journal, which begin_step() needs.
@@ -185,19 +187,21 @@ public:
     /// Sets the device arrays for the shard's gradient and weights. They are in the memory of the device that you pass
     /// to the next place(). The caller owns them. The arrays are used until place(nullptr, ...). Without this call,
     /// gradient and weights are in host memory. See device_arrays.
-    /// @throws invalid_argument after place(), during a step, and for a missing array
+    /// @throws invalid_argument after place(), during a step, for a missing array, and for an address that is not a
+    /// multiple of 16
     void set_device_arrays(shard_id shard, device_arrays const& arrays);
 
     // ---- Steps
 
     /// Runs a whole step. Call it when all gradients are ready. It takes one pass over memory, or two if the norm or
     /// finiteness must be known first.
-    /// @throws invalid_argument for impossible values, before anything is written; what options.reduce throws; and
+    /// @throws invalid_argument for invalid values, before anything is written; what options.reduce throws; and
     /// device_error
     optimizer_report step(step_values const& values = {});
 
     /// Calls set_gradient() with gradients[i] for each shard i, and runs a step. A null pointer skips the shard. Throws
-    /// as set_gradient() and step() do. The state is then unchanged, but some gradient buffers may already be replaced.
+    /// as set_gradient() and step() do, and invalid_argument for another number of gradients than shards. The state is
+    /// then unchanged, but some gradient buffers may already be replaced.
     optimizer_report step_gradients(std::span<void const* const> gradients, step_values const& values = {});
 
     /// Opens a step. The first call allocates, unless prepare() was called.
@@ -231,12 +235,13 @@ public:
     /// the step, or call clear_accumulators() to start over. Accumulators must be unchanged, too.
     ///
     /// @throws invalid_argument if there is no such step or gradients have changed, with nothing touched; unavailable
-    /// if the journal budget was too small
+    /// if the journal budget was too small; device_error if the device fails: the next call completes the rollback
     void rollback();
 
     /// Adds the gradient of the shard to its accumulator. Call it for every micro-step except the last: the step adds
     /// the last gradient. Returns when it is done, so the gradient's memory may be reused. The first micro-step after a
-    /// step overwrites the accumulator. To average, multiply loss_scale by the number of micro-steps. Makes the last
+    /// step overwrites the accumulator. To average, multiply loss_scale by the number of micro-steps; with dynamic
+    /// loss scaling, which a loss_scale in the values replaces, divide the loss instead. Makes the last
     /// step final.
     /// @throws invalid_argument for a shard without an accumulator, for one that was submitted or skipped, and during
     /// step_async(); device_error if a device fails: the gradients accumulated for the shard are then lost
@@ -266,13 +271,13 @@ public:
         // Whether a later step has begun, which requires that wait() was called.
         [[nodiscard]] bool is_used() const noexcept;
         detail::optimizer_core* core_;
+        std::uint64_t number_;
     };
     /// Starts step() and returns immediately. Until wait() has returned, use only the ticket and cpu_blocks_done().
     [[nodiscard]] ticket step_async(step_values const& values = {});
 
     // ---- State
 
-        std::uint64_t number_;
     /// Returns the state after the last step, as views of the shards' arrays. A device's part is copied into these
     /// arrays first. Accumulated gradients are not included: to resume with the same bits, take the state between a
     /// step and the next micro-step.

@@ -28,8 +28,8 @@ struct loss_scaling_options {
     double growth_factor = 2;             ///< at least 1
     double backoff_factor = 0.5;          ///< in (0, 1]
     std::uint32_t growth_interval = 2000; ///< steps in a row without an overflow, at least 1
-    /// The scale shrinks at this overflow since it last grew (1: the first), and at each overflow after that, as in
-    /// DeepSpeed. At least 1.
+    /// Number of overflows, counted since the scale last grew, at which it first shrinks. Each later overflow shrinks
+    /// it again, as in DeepSpeed. At least 1.
     std::uint32_t hysteresis = 1;
     double min_scale = 1;      ///< smallest scale
     double max_scale = 0x1p32; ///< larger ones gain nothing
@@ -51,7 +51,7 @@ inline constexpr char const* loss_scale_rule = "from 2.4e-38 to 4.2e37, so that 
 } // namespace detail
 
 /// Checks the options.
-/// @throws invalid_argument for the first impossible field
+/// @throws invalid_argument for the first invalid field
 void validate(loss_scaling_options const& options);
 
 /// State of a scaler that has not seen a step.
@@ -71,7 +71,8 @@ enum class nonfinite_policy : std::uint8_t {
     apply, ///< they go into the step as they are
 };
 
-/// Values of one step. Absent values are those of the options, except that one limit replaces both limits of these.
+/// Values of one step. An absent value is that of the options. A max_norm or max_abs_grad replaces both limits of the
+/// options, and a loss_scale the dynamic one, which this step then does not adjust.
 struct step_values {
     std::optional<double> loss_scale = {};   ///< what the loss was multiplied with; absent: the scaler's, or 1
     std::optional<double> max_norm = {};     ///< of all gradients together, after unscaling; 0: no limit
@@ -85,7 +86,7 @@ struct step_values {
 };
 
 /// Clip coefficient for gradients of this norm, as in torch.nn.utils.clip_grad_norm_, but in double:
-/// min(1, max_norm / (norm + 1e-6)). Returns 1 if max_norm is 0. Pure.
+/// min(1, max_norm / (norm + 1e-6)). Returns 1 if max_norm is 0 or the norm is a NaN. Pure.
 [[nodiscard]] double clip_coefficient(double norm, double max_norm) noexcept;
 
 /// Whether a step changed the state.
@@ -117,9 +118,9 @@ struct optimizer_report {
     bool speculated = false;                      ///< something was stepped before the norm was known
     bool rolled_back = false;                     ///< and was rolled back, because it had to be clipped or skipped
     double loss_scale = 1;                        ///< the loss scale of this step
-    /// Whether gradients were measured before the update: false if nothing needs it: no clipping by norm, no dynamic
-    /// loss scale, no reduction over ranks, and nonfinite_policy::apply. Then global_norm is NaN and nonfinite_grads is
-    /// 0.
+    /// Whether the step computed the norm of its gradients and counted the non-finite ones. False if nothing needs
+    /// them, that is with neither max_norm nor a dynamic loss scale nor reduce, and with nonfinite_policy::apply. Then
+    /// global_norm is NaN and nonfinite_grads is 0.
     bool measured = true;
     double global_norm = 0; ///< of the finite gradients, unscaled, over all ranks
     /// The applied clip coefficient. 0 if clip_coefficient / loss_scale would be at most 2^-251 (2.8e-76): gradients
@@ -144,7 +145,7 @@ struct optimizer_report {
     /// Bytes read and written by gradients and update.
     [[nodiscard]] std::size_t bytes_moved() const noexcept;
     isa tier = isa::scalar; ///< instruction set
-    unsigned threads = 0;   ///< threads of the executor; few elements take fewer
+    unsigned threads = 0;   ///< threads of the executor; small steps use fewer
     std::string_view pus;   ///< list of PUs the threads are bound to; valid as long as the optimizer exists
     double cpu_quota = 0;   ///< executor::cpu_quota(): fewer CPUs than threads make steps slow
 };
@@ -219,12 +220,12 @@ struct optimizer_options {
     /// - other types: the bytes of param and moments
     ///
     /// With tracked changes, a record also holds an eighth of a byte for each element. Each record begins at a multiple
-    /// of 64 bytes. If it copies the state, each array in it does, too. This padding matters only for shards of a few
-    /// elements. To compute a budget from these sizes, add an eighth and, for each thread, 16 times the size of the
-    /// largest record of one block (together at most 0.9 MiB for each thread), because the journal's pages are not
-    /// filled completely. Absent: with keep_last_step, the most that records can take; otherwise 3 bytes an element for
-    /// shards whose records take 2 to 2.3, and the bytes of the state for all other shards. A block that finds the
-    /// budget used up waits for the norm.
+    /// of 64 bytes. In a record that copies the state, each copied array does, too. This padding matters only for
+    /// shards of a few elements. To compute a budget, multiply these sizes by 9/8, and for each thread add 16 times the
+    /// size of the largest record of one block (at most 0.9 MiB), because the journal's pages are not filled
+    /// completely. Absent: with keep_last_step, the most that records can take; otherwise 3 bytes an element for shards
+    /// whose records take 2 to 2.3, and the bytes of the state for all other shards. A block that finds the budget used
+    /// up waits for the norm.
     std::optional<std::size_t> journal_budget_bytes = {};
     bool keep_last_step = false; ///< for rollback()
     /// Seconds that a device may take for its part of a step before it counts as not answering.
@@ -260,7 +261,7 @@ void check_limits(double max_norm, double max_abs_grad);
 } // namespace detail
 
 /// Checks the options.
-/// @throws invalid_argument for the first impossible option
+/// @throws invalid_argument for the first invalid option
 void validate(optimizer_options const& options);
 
 ADAMANT_END_NAMESPACE

@@ -24,7 +24,7 @@ ADAMANT_BEGIN_NAMESPACE
 /// How shards may be divided.
 enum class split_unit : std::uint8_t {
     element,   ///< divides one shard at a multiple of norm_block_elems: the ratio is exact to half of that
-    shard,     ///< whole shards only: the set nearest to the ratio; the order chooses between shards of the same size
+    shard,     ///< whole shards only, see placement::nearest; the order chooses between shards of the same size
     deepspeed, ///< whole shards by DeepSpeed's rule: the first int((1 - ratio) * n) of n shards go to the device
 };
 
@@ -54,10 +54,10 @@ struct split_request {
 ///
 /// sizes: elements of each shard, in the optimizer's order. If a limit does not allow the ratio, the placement keeps
 /// the limit and sets placement::limited. Pure.
-/// @throws invalid_argument for an impossible request or more than 2^53 elements
-/// @throws unavailable if both memories together are too small; if no division fits both limits (split_unit::element:
-/// no cut in this order; split_unit::shard: no set of whole shards); or if a limit does not allow the result of
-/// split_unit::deepspeed
+/// @throws invalid_argument for an invalid request or more than 2^53 elements
+/// @throws unavailable if the elements do not fit into both memories together; if no placement is found that fits both
+/// limits (split_unit::element: one block boundary in this order; split_unit::shard: a set of whole shards); or if a
+/// limit does not allow the result of split_unit::deepspeed
 [[nodiscard]] placement split(std::vector<std::size_t> const& sizes, split_request const& request);
 
 /// Consecutive parameters that are stepped together.
@@ -215,7 +215,7 @@ inline ratio_line const& longest(std::vector<ratio_line> const& lines, double ra
 
 // forecast() predicts the time and the timeline of a step; best_ratio() finds the ratio with the shortest step.
 
-/// Forecasts a step with this ratio, from 0 to 1. Throws invalid_argument for impossible rates, times or ratios.
+/// Forecasts a step with this ratio, from 0 to 1. Throws invalid_argument for invalid rates, times or ratios.
 [[nodiscard]] step_forecast forecast(step_rates const& rates, double ratio);
 
 /// Finds the ratio from `least` to `most` (limits of memory, for example) with the shortest step.

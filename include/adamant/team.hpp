@@ -179,9 +179,9 @@ public:
         {
             return {state_, std::forward<Task>(task), 0, 0, &detail::submit};
         }
-    /// The same, but threads that have not begun when another one has finished take no part, so nothing waits for a
-    /// thread that is delayed or asleep. For tasks in which each thread takes work from the same place until none is
-    /// left. At least one thread calls the task.
+    /// Like submit(), but once one thread has finished, threads that have not started skip the task. So nothing waits
+    /// for a thread that is delayed or asleep. For tasks in which each thread takes work from the same place until none
+    /// is left. At least one thread calls the task.
     template <class Task>
         requires std::is_invocable_v<Task&, unsigned> submission<Task> submit_without_late_threads(Task&& task)
         {

@@ -33,7 +33,8 @@ enum class selection_scope : std::uint8_t {
 /// What zenflow_options::reduce_columns computes over ranks.
 enum class column_reduction : std::uint8_t { sum, max };
 
-/// Options of ZenFlow (Lan and others, arXiv 2505.12242). If DeepSpeed has an option, too, it has the same name here.
+/// Options of ZenFlow (Lan and others, arXiv 2505.12242). Options that DeepSpeed has, too, have its names, except
+/// overlap.
 /// "Steps" are applied steps.
 struct zenflow_options {
     /// Share of the columns that is selected, from 0 to 1. Of n columns, topk_ratio * n are selected, rounded to the
@@ -56,8 +57,9 @@ struct zenflow_options {
     double auto_ratio = 1;
     std::size_t max_deferred = 64;       ///< maximum number of steps in a window without update_interval
     std::size_t full_warm_up_rounds = 0; ///< number of plain steps before ZenFlow begins
-    /// Whether deferred gradients are applied during the next window, and the weights published at its end; otherwise
-    /// immediately. Affects only the time at which weights are seen.
+    /// Whether deferred gradients are applied during the next window, and the new weights published at its end; false:
+    /// both happen immediately. The updates are the same, but the model sees the new weights later. DeepSpeed's
+    /// overlap_step.
     bool overlap = true;
     /// For matrices whose rows are sharded over ranks: replaces each number by its sum or maximum over all ranks, as
     /// MPI_Allreduce(MPI_IN_PLACE, numbers.data(), numbers.size(), MPI_INT64_T, MPI_SUM or MPI_MAX, comm) does. Called
@@ -67,7 +69,7 @@ struct zenflow_options {
 };
 
 /// Checks the options.
-/// @throws invalid_argument for the first impossible option
+/// @throws invalid_argument for the first invalid option
 void validate(zenflow_options const& options);
 
 /// Returns the options of a DeepSpeed configuration; zenflow_config::never becomes the largest std::size_t. Pure.
@@ -197,9 +199,9 @@ struct zenflow_param {
 /// With topk_ratio 1, or with update_interval 1 and no overlap, the result has the same bits as that of class optimizer
 /// over the same arrays.
 ///
-/// A skipped step changes nothing, and the schedule does not move. If the deferred sum is not finite although every
-/// gradient was, the deferred update is dropped (nonfinite_policy::skip), such elements count as zero
-/// (nonfinite_policy::zero), or they are applied (nonfinite_policy::apply).
+/// A skipped step changes nothing but a dynamic loss scale, and the schedule does not move. A deferred sum may overflow
+/// although every gradient was finite. nonfinite_policy::skip then drops the deferred update, zero counts the
+/// non-finite elements of the sum as zeros, and apply uses them.
 ///
 /// keep_last_step and weights_ready are refused; speculate, journal_budget_bytes and device_records have no effect.
 ///
@@ -215,7 +217,7 @@ struct zenflow_param {
 class zenflow_optimizer {
 public:
     /// Uses the threads of the executor.
-    /// @throws invalid_argument for impossible options
+    /// @throws invalid_argument for invalid options
     explicit zenflow_optimizer(executor const& cpu, zenflow_options zenflow = {}, optimizer_options options = {});
     /// Moves the optimizer; the moved-from one may only be destroyed or assigned to.
     zenflow_optimizer(zenflow_optimizer&& other) noexcept;
@@ -254,16 +256,16 @@ public:
     void prepare();
 
     /// Runs a whole step. Call it when all gradients are ready.
-    /// @throws invalid_argument for impossible values, and what options.reduce and reduce_columns throw
+    /// @throws invalid_argument for invalid values, what options.reduce and reduce_columns throw, and device_error
     zenflow_report step(step_values const& values = {});
     /// Runs a step with gradients[i], row-major, as the gradient of param i. Null: the param takes no part in this
     /// step. Its sum is later divided by the number of steps in which it took part. All ranks pass null for the same
     /// params.
     zenflow_report step_gradients(std::span<void const* const> gradients, step_values const& values = {});
 
-    /// Opens a step; see optimizer::begin_step(). Without a device, submit() only notes that the gradient is ready. If
-    /// finish() throws what options.reduce or reduce_columns throw, or unavailable because a selection finds no memory
-    /// on the device, the step stays open; abandon() then discards it, and nothing has changed.
+    /// Opens a step; see optimizer::begin_step(). Without a device, submit() only notes that the gradient is ready.
+    /// finish() may throw what options.reduce or reduce_columns throws, or unavailable if the device lacks memory for a
+    /// selection. The step then stays open, and abandon() discards it without changing anything.
     /// @throws invalid_argument  in the calls below if no step is open, in submit() and skip() for a param that was
     /// already submitted or skipped, and in finish() for a param that was neither
     void begin_step(step_values const& values = {});
@@ -281,7 +283,7 @@ public:
     /// Sets row-major arrays in the device's memory: `grad`, where the param's gradient is made, and `weight_out`,
     /// where its weights are needed. Params of any type need both, vectors too. Call it for every param before place().
     /// If changed weights are tracked and the device shares host memory, `weight_out` must not be the param's own
-    /// array of weights in host memory, because tracking compares new weights with that array. Otherwise place()
+    /// array of weights in host memory, because tracking compares new weights with that array. If it is, place()
     /// throws. Arrays begin at multiples of 16 bytes.
     /// @throws invalid_argument after place(), for a missing array, and for an address that is not a multiple of 16
     void set_device_arrays(shard_id param, device_arrays const& arrays);
@@ -297,8 +299,8 @@ public:
     ///
     /// If the device fails or stops answering, finish() throws device_error and the step is rolled back by records on
     /// the device: state, sums and schedule are as before. (Weights of columns that were being selected may already be
-    /// the new ones.) If only the publication of weights failed, the step counts: the error says so, and the next
-    /// call publishes them first. If the device does not come back, the error asks for a load().
+    /// the new ones.) If only the publication of weights failed, the step is complete. The error says so, and the
+    /// next call publishes them first. If the device does not come back, the error asks for a load().
     ///
     /// @throws invalid_argument if a param has no device arrays, if changes are tracked and a param's device weights
     /// are its weights in host memory, or if the device has params of another optimizer; unavailable and device_error
@@ -310,6 +312,7 @@ public:
     /// Finishes background work and publishes its weights now, for example before an evaluation or at the end of
     /// training. Deferred sums stay. A flush() changes the weights that the rest of the window uses, and therefore the
     /// bits of the run.
+    /// @throws invalid_argument during a step and after a failed load(); device_error
     void flush();
 
     [[nodiscard]] std::uint64_t steps() const noexcept; ///< number of applied steps
@@ -325,7 +328,7 @@ public:
     [[nodiscard]] executor const& cpu() const noexcept;
 
     /// Returns the state, also in the middle of a window, as views of the arrays, which the next call may change.
-    /// Finishes background work, which changes no bit.
+    /// Finishes background work, which changes no bit. Throws as flush() does.
     [[nodiscard]] zenflow_state state();
     /// Loads the state of an optimizer with the same params, types and group names. The options of the two optimizers
     /// may differ, but dynamic loss scaling must be set in both or in neither. The selection stays until the next one
