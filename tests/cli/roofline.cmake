@@ -156,20 +156,25 @@ else()
     fails("without librsvg.*name it .svg" ${quick} --plot ${FOLDER}/a.png)
 endif()
 
-# Ctrl-C: what is complete is shown and saved.
-execute_process(COMMAND timeout --preserve-status -s INT 2 ${ADAMANT} roofline --bytes 100MB --rounds 900 --no-job --dtypes f32
-                        --threads 1 --json ${FOLDER}/c.json --plot ${FOLDER}/c.svg
-                RESULT_VARIABLE status OUTPUT_VARIABLE out ERROR_VARIABLE err)
-if(NOT status EQUAL 130 OR NOT out MATCHES "interrupted: what was measured until then is above")
-    message(FATAL_ERROR "interrupted, adamant roofline exits with ${status}:\n${out}${err}")
-endif()
-file(READ ${FOLDER}/c.json json)
-string(JSON interrupted GET "${json}" interrupted)
-if(NOT interrupted)
-    message(FATAL_ERROR "c.json does not say that it was interrupted:\n${json}")
-endif()
-file(READ ${FOLDER}/c.svg svg)
-holds("${svg}" ">INTERRUPTED: only what was measured until then is here<")
+# Ctrl-C, or a scheduler's SIGTERM: what is complete is shown and saved.
+foreach(signal INT:130 TERM:143)
+    string(REPLACE ":" ";" signal ${signal})
+    list(GET signal 1 expected)
+    list(GET signal 0 signal)
+    execute_process(COMMAND timeout --preserve-status -s ${signal} 2 ${ADAMANT} roofline --bytes 100MB --rounds 900 --no-job
+                            --dtypes f32 --threads 1 --json ${FOLDER}/c.json --plot ${FOLDER}/c.svg
+                    RESULT_VARIABLE status OUTPUT_VARIABLE out ERROR_VARIABLE err)
+    if(NOT status EQUAL expected OR NOT out MATCHES "interrupted: what was measured until then is above")
+        message(FATAL_ERROR "after SIG${signal}, adamant roofline exits with ${status}:\n${out}${err}")
+    endif()
+    file(READ ${FOLDER}/c.json json)
+    string(JSON interrupted GET "${json}" interrupted)
+    if(NOT interrupted)
+        message(FATAL_ERROR "c.json does not say that it was interrupted:\n${json}")
+    endif()
+    file(READ ${FOLDER}/c.svg svg)
+    holds("${svg}" ">INTERRUPTED: only what was measured until then is here<")
+endforeach()
 
 fails("no/such/folder" --json ${FOLDER}/no/such/folder/a.json)
 fails("ends in .svg or .png" --plot ${FOLDER}/a.gif)

@@ -81,7 +81,7 @@ public:
             std::size_t const n = model_.matrices[i].columns();
             if (model_.is_matrix(i))
                 candidates.push_back({std::span(scores).subspan(first, n), score_scale(i).unit,
-                                      model_.matrices[i].all_rows(), model_.params[i].wanted});
+                                      model_.matrices[i].all_rows(), model_.params[i].plan.wanted});
             first += n;
         }
         if (zenflow_.scope == selection_scope::all_params)
@@ -104,14 +104,14 @@ public:
             float const* const sums = state.summed == 0 ? nullptr : model_.sums_of(p.param);
             squares_total part_done, part_deferred;
             for (std::size_t b = p.begin; b < p.end; ++b) {
-                if (model_.takes_part(p.param) && !state.list.empty())
-                    part_done.add(m.squares_of_gradient(b, state.steps[0], state.wanted, 1, nullptr));
-                if (state.list.size() == m.columns())
+                if (model_.takes_part(p.param) && !state.plan.list.empty())
+                    part_done.add(m.squares_of_gradient(b, state.plan.steps[0], state.plan.wanted, 1, nullptr));
+                if (state.plan.list.size() == m.columns())
                     continue;
                 if (model_.takes_part(p.param))
-                    part_deferred.add(m.squares_of_gradient(b, state.added, state.wanted, 0, sums));
+                    part_deferred.add(m.squares_of_gradient(b, state.plan.added, state.plan.wanted, 0, sums));
                 else if (sums != nullptr)
-                    part_deferred.add(m.squares_of_sums(b, sums, state.wanted, 0));
+                    part_deferred.add(m.squares_of_sums(b, sums, state.plan.wanted, 0));
             }
             done_parts.add(index, part_done);
             deferred_parts.add(index, part_deferred);
@@ -133,7 +133,7 @@ private:
         std::vector<std::int64_t> numbers(model_.size());
         for (std::size_t i = 0; i < model_.size(); ++i) {
             zenflow_matrix const& m = model_.matrices[i];
-            float& largest = model_.params[i].largest;
+            float& largest = model_.params[i].plan.largest;
             largest = 0;
             if (device_state != nullptr)
                 largest = std::bit_cast<float>(device_largest[i]);
@@ -145,7 +145,7 @@ private:
         if (zenflow_.reduce_columns)
             zenflow_.reduce_columns(numbers, column_reduction::max);
         for (std::size_t i = 0; i < model_.size(); ++i) {
-            float& largest = model_.params[i].largest;
+            float& largest = model_.params[i].plan.largest;
             auto const over_ranks = std::bit_cast<float>(static_cast<std::uint32_t>(numbers[i]));
             if (numbers[i] < std::bit_cast<std::int32_t>(largest) || !is_finite(over_ranks))
                 throw_invalid_argument({"cannot use the result of reduce_columns: it returned the maximum ", numbers[i],
@@ -157,7 +157,7 @@ private:
     [[nodiscard]] column_score_scale score_scale(std::size_t param) const
     {
         column_score_scale result;
-        rounded_to_nearest([&] { result = column_score_scale_for(model_.params[param].largest, zenflow_.score); });
+        rounded_to_nearest([&] { result = column_score_scale_for(model_.params[param].plan.largest, zenflow_.score); });
         return result;
     }
     // The scores of all columns over all ranks. Requires find_largest().
@@ -172,7 +172,7 @@ private:
             scores.resize(first + m.columns());
             if (device_state == nullptr && model_.takes_part(i) && m.size() != 0)
                 add_column_scores(model_.cpu, m.shard().data(shard_array::grad), m.shard().type(shard_array::grad),
-                                  m.rows(), m.columns(), model_.params[i].largest, zenflow_.score,
+                                  m.rows(), m.columns(), model_.params[i].plan.largest, zenflow_.score,
                                   std::span(scores).subspan(first));
         }
         if (device_state != nullptr)

@@ -20,19 +20,25 @@
 ADAMANT_BEGIN_NAMESPACE
 namespace detail {
 
-struct zenflow_param_state {
-    std::vector<std::uint64_t> counts;          // updates of each column
-    std::vector<std::uint8_t> selected, wanted; // for each column; wanted: the selection being made
+// What the current step does with a param.
+struct zenflow_param_plan {
+    std::vector<std::uint8_t> wanted;     // for each column: selected by this step
     std::vector<std::uint8_t> late;       // columns whose deferred update runs early, because they are selected now
     std::vector<std::uint32_t> late_list; // `late` as a list
     std::vector<std::uint32_t> list;      // the selected columns
     std::vector<group_step> steps;        // steps of the selected columns, one for each count of updates
     std::vector<std::uint32_t> step_of;   // for each column: its index in steps
     std::size_t gathered = 0;             // offset of their gathered gradients, in bytes
-    std::size_t first_sum = 0;            // offset in the sums
-    std::uint64_t summed = 0;             // number of steps in the sums
     group_step added = {};                // scaling of gradients before they are accumulated
     float largest = 0;                    // largest magnitude of the gradients
+};
+// What a param carries from step to step besides its arrays.
+struct zenflow_param_state {
+    std::vector<std::uint64_t> counts;  // updates of each column
+    std::vector<std::uint8_t> selected; // for each column
+    std::uint64_t summed = 0;           // number of steps in the sums
+    std::size_t first_sum = 0;          // offset in the sums
+    zenflow_param_plan plan = {};
 };
 // A part of a param that one thread processes: rows of a matrix, norm blocks, or one column.
 struct zenflow_part {
@@ -94,9 +100,9 @@ struct zenflow_model {
         zenflow_param_state state;
         state.counts.resize(columns == 0 ? 1 : columns);
         state.selected.resize(columns);
-        state.wanted.resize(columns);
-        state.late.reserve(columns);
-        state.late_list.reserve(columns);
+        state.plan.wanted.resize(columns);
+        state.plan.late.reserve(columns);
+        state.plan.late_list.reserve(columns);
         std::size_t const number = registry.add_shard(group, name, shard, {}, std::move(place), cpu.tier());
         if (columns == 0)
             all_rows = element_count(registry.places().params()[registry.places()[number].param]);

@@ -29,17 +29,17 @@ public:
         for (std::size_t i = 0; i < model_.size(); ++i) {
             zenflow_param_state& state = model_.params[i];
             zenflow_matrix const& m = model_.matrices[i];
-            state.gathered = bytes;
+            state.plan.gathered = bytes;
             auto const make = [&](std::uint64_t count) { return make_step(i, count); };
             if (!model_.is_matrix(i)) {
-                make_steps(state.counts, {0}, state.steps, state.step_of, make);
+                make_steps(state.counts, {0}, state.plan.steps, state.plan.step_of, make);
                 continue;
             }
-            list_columns(state.wanted, 1, state.list);
-            make_steps(state.counts, state.list, state.steps, state.step_of, make);
-            if (state.list.size() != m.columns())
-                state.added = make(1); // only its gradient scaling is used
-            bytes += on_host ? m.shard().bytes(shard_array::grad, state.list.size() * m.rows()) : 0;
+            list_columns(state.plan.wanted, 1, state.plan.list);
+            make_steps(state.counts, state.plan.list, state.plan.steps, state.plan.step_of, make);
+            if (state.plan.list.size() != m.columns())
+                state.plan.added = make(1); // only its gradient scaling is used
+            bytes += on_host ? m.shard().bytes(shard_array::grad, state.plan.list.size() * m.rows()) : 0;
             bytes = (bytes + 63) / 64 * 64;
         }
         return bytes;
@@ -57,7 +57,7 @@ public:
             p.sums = nullptr;
             if (!model_.is_matrix(i) || summed == 0)
                 continue;
-            list_columns(state.wanted, 0, list);
+            list_columns(state.plan.wanted, 0, list);
             for (std::uint32_t const c : list)
                 p.columns[c] = 1;
             make_steps(state.counts, list, p.steps, p.step_of,
@@ -72,14 +72,14 @@ public:
         std::vector<sum_tile> tiles;
         for (zenflow_part const& p : model_.rows) {
             zenflow_param_state const& state = model_.params[p.param];
-            if (model_.takes_part(p.param) && state.list.size() != model_.matrices[p.param].columns())
-                tiles.push_back({&model_.matrices[p.param], p.begin, p.end, &state.added, state.summed == 0,
+            if (model_.takes_part(p.param) && state.plan.list.size() != model_.matrices[p.param].columns())
+                tiles.push_back({&model_.matrices[p.param], p.begin, p.end, &state.plan.added, state.summed == 0,
                                  model_.sums_of(p.param)});
         }
         for (std::size_t i = 0; i < model_.size(); ++i)
             if (model_.is_matrix(i) && model_.takes_part(i))
                 report.deferred +=
-                    (model_.matrices[i].columns() - model_.params[i].list.size()) * model_.matrices[i].rows();
+                    (model_.matrices[i].columns() - model_.params[i].plan.list.size()) * model_.matrices[i].rows();
         return tiles;
     }
 

@@ -203,7 +203,7 @@ private:
         }
         if (step.selects)
             for (zenflow_param_state& state : model_.params)
-                state.selected = state.wanted;
+                state.selected = state.plan.wanted;
         count_selected(report);
         position_ = step.after;
         deferred_norm_ = step.deferred_norm;
@@ -223,9 +223,9 @@ private:
     {
         for (zenflow_param_state& state : model_.params) {
             if (step.warm_up)
-                std::fill(state.wanted.begin(), state.wanted.end(), std::uint8_t{0});
+                std::fill(state.plan.wanted.begin(), state.plan.wanted.end(), std::uint8_t{0});
             else if (!step.selects)
-                state.wanted = state.selected;
+                state.plan.wanted = state.selected;
         }
         if (step.selects)
             gradients_.select(background_.device_state());
@@ -264,7 +264,7 @@ private:
     void try_to_step_on_device(device_columns& device_state, bool selects, zenflow_report& report)
     {
         for (zenflow_param_state& state : model_.params)
-            state.late.clear();
+            state.plan.late.clear();
         bool const is_new = selects || !device_state.has_state();
         if (is_new) {
             device_state.copy_to_host();
@@ -275,15 +275,17 @@ private:
             static std::vector<std::uint32_t> const first_column = {0};
             for (std::size_t i = 0; i < model_.size(); ++i) {
                 zenflow_param_state const& state = model_.params[i];
-                all.push_back({model_.is_matrix(i) ? &state.list : &first_column, &state.step_of, state.steps.size(),
-                               !state.steps.empty() && rounds_stochastically(model_.matrices[i].shard().format().types,
-                                                                             state.steps[0].c.rounding)});
+                all.push_back(
+                    {model_.is_matrix(i) ? &state.plan.list : &first_column, &state.plan.step_of,
+                     state.plan.steps.size(),
+                     !state.plan.steps.empty() && rounds_stochastically(model_.matrices[i].shard().format().types,
+                                                                        state.plan.steps[0].c.rounding)});
             }
             device_state.send(all);
         }
         std::vector<group_step> steps;
         for (zenflow_param_state const& state : model_.params)
-            steps.insert(steps.end(), state.steps.begin(), state.steps.end());
+            steps.insert(steps.end(), state.plan.steps.begin(), state.plan.steps.end());
         device_state.step(steps, model_.in_step, is_new);
     }
     // Runs the deferred update of newly selected columns, which comes before their first immediate one.
@@ -295,12 +297,12 @@ private:
             zenflow_param_state& state = model_.params[i];
             if (!model_.is_matrix(i))
                 continue;
-            std::vector<std::uint8_t>& moved = state.late;
-            moved.assign(state.wanted.size(), 0);
+            std::vector<std::uint8_t>& moved = state.plan.late;
+            moved.assign(state.plan.wanted.size(), 0);
             bool late = false;
             for (std::size_t c = 0; c < moved.size(); ++c) {
-                report.columns_moved += state.wanted[c] > state.selected[c];
-                moved[c] = current.is_active() && state.wanted[c] != 0 && current.parts[i].columns[c] != 0;
+                report.columns_moved += state.plan.wanted[c] > state.selected[c];
+                moved[c] = current.is_active() && state.plan.wanted[c] != 0 && current.parts[i].columns[c] != 0;
                 late = late || moved[c] != 0;
             }
             if (!late)
@@ -311,8 +313,8 @@ private:
                 current.parts[i].columns[c] = current.parts[i].columns[c] != 0 && moved[c] == 0;
             if (background_.device_state() != nullptr || model_.takes_part(i))
                 continue; // the step publishes their weights
-            list_columns(moved, 1, state.late_list);
-            model_.copy_weights(i, state.late_list);
+            list_columns(moved, 1, state.plan.late_list);
+            model_.copy_weights(i, state.plan.late_list);
         }
     }
     // Keeps the selection after a failed step. The columns whose deferred update ran early are published with the
@@ -321,7 +323,7 @@ private:
     {
         background_.settle(); // otherwise these columns would be stepped again
         for (std::size_t i = 0; i < model_.size(); ++i) {
-            std::vector<std::uint8_t> const& late = model_.params[i].late;
+            std::vector<std::uint8_t> const& late = model_.params[i].plan.late;
             for (std::size_t c = 0; c < late.size(); ++c)
                 if (late[c] != 0)
                     background_.current().parts[i].columns[c] = 1;
@@ -334,11 +336,11 @@ private:
             if (!model_.takes_part(i))
                 continue;
             state.summed += model_.is_matrix(i);
-            report.elements +=
-                model_.is_matrix(i) ? state.list.size() * model_.matrices[i].rows() : model_.matrices[i].shard().size();
+            report.elements += model_.is_matrix(i) ? state.plan.list.size() * model_.matrices[i].rows()
+                                                   : model_.matrices[i].shard().size();
             if (!model_.is_matrix(i))
                 ++state.counts[0];
-            for (std::uint32_t const c : state.list)
+            for (std::uint32_t const c : state.plan.list)
                 ++state.counts[c];
         }
     }
