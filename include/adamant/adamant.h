@@ -848,7 +848,7 @@ typedef struct adamant_step_values {
     const double* lr;         /**< one learning rate for each group; null with lr_count 0: the groups' own */
     size_t lr_count;          /**< number of learning rates in `lr` */
     /** Number of this step for each shard, from 1, for engines that count the steps of each param themselves; null with
-     * shard_step_count 0: the optimizer's. Read by the call only. Not with a device that has shards, and not for
+     * shard_step_count 0: the optimizer's. Copied by the call. Not with a device that has shards, and not for
      * ZenFlow. */
     const uint64_t* shard_steps;
     size_t shard_step_count; /**< number of step numbers in `shard_steps` */

@@ -66,7 +66,9 @@ inline constexpr std::size_t max_min_slice_elems = 16384;
 /// Divides n elements among up to `threads` threads.
 ///
 /// - Each thread gets at least min_slice_elems elements; min_slice_elems is at least 1.
-/// - A thread gets at least about sixteen chunks, so that others can steal some if it is delayed.
+/// - A thread gets about sixteen chunks or more, if they have at least `smallest` elements, so that others can steal
+/// some
+///   if it is delayed.
 /// - All threads get the same number of chunks, because a thread with one more would finish later.
 /// - Chunks have at most max(max_chunk_elems, smallest) elements.
 /// - Chunks have at least about `smallest` elements, so that taking one costs at most a hundredth of the work on it.

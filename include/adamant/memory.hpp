@@ -108,7 +108,8 @@ public:
     [[nodiscard]] memory_report const& report() const noexcept { return report_; }
 
     /// First touch of the bytes from begin to end by the calling thread: writes a zero to each page. Call it before
-    /// anything else is written there. Bytes outside the range do not change, even in shared pages.
+    /// anything else is written there. Bytes outside the range do not change, even in
+    /// pages that the range covers only in part.
     void touch(std::size_t begin, std::size_t end) noexcept;
 
 private:

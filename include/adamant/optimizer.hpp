@@ -54,9 +54,10 @@ struct shard_to_add {
 /// Initialize weight_out with the rounded params: a rollback recomputes it from param.
 ///
 /// With few elements, step() and the calls from begin_step() to finish() do their work in the calling thread. If
-/// the executor has no team, step() does its work there for any number of elements. Larger steps use the executor's
-/// team, and so do step_async() and every step with a device, whatever the number of elements. For work that needs a
-/// team although the executor has none, the optimizer creates a single unbound worker thread.
+/// the executor has no team, step() works in the calling thread for any number of elements, except with a device.
+/// Larger steps use the executor's team, and so do step_async() and every step with a device, whatever the number of
+/// elements. For work that needs a team although the executor has none, the optimizer creates a single unbound worker
+/// thread.
 ///
 /// Thread safety: call submit(), skip() and set_gradient() from any thread except the team's, also concurrently; call
 /// everything else, except cpu_blocks_done(), from one thread at a time. Gradients must not change between submit() and
@@ -220,9 +221,9 @@ public:
     /// @throws invalid_argument for a shard that is neither submitted nor skipped, and what options.reduce throws; the
     /// step then stays open: call finish() again, or abandon()
     optimizer_report finish();
-    /// Rolls back the open step exactly; accumulated gradients stay.
-    /// @throws unavailable if that is impossible; the step then stays open. A step that needs no norm (see
-    /// optimizer_report::measured) can be rolled back only with keep_last_step
+    /// Rolls back the open step exactly; accumulated gradients stay. If updates need not wait for the norm (there is
+    /// neither max_norm nor reduce, and nonfinite_policy is not skip), this requires keep_last_step or a device.
+    /// @throws unavailable if there are no records or the journal budget was too small; the step then stays open
     void abandon();
 
     /// Rolls back the last step, which must have been applied with keep_last_step. The step must not be final. It
@@ -235,14 +236,15 @@ public:
     /// the step, or call clear_accumulators() to start over. Accumulators must be unchanged, too.
     ///
     /// @throws invalid_argument if there is no such step or gradients have changed, with nothing touched; unavailable
-    /// if the journal budget was too small; device_error if the device fails: the next call completes the rollback
+    /// if the journal budget was too small; device_error if the device fails: the next call that needs the state
+    /// completes the rollback, or throws again
     void rollback();
 
     /// Adds the gradient of the shard to its accumulator. Call it for every micro-step except the last: the step adds
     /// the last gradient. Returns when it is done, so the gradient's memory may be reused. The first micro-step after a
-    /// step overwrites the accumulator. To average, multiply loss_scale by the number of micro-steps; with dynamic
-    /// loss scaling, which a loss_scale in the values replaces, divide the loss instead. Makes the last
-    /// step final.
+    /// step overwrites the accumulator. To average, multiply step_values::loss_scale by the number of micro-steps.
+    /// With dynamic loss scaling, divide the loss instead: a loss_scale in the values would replace the dynamic one.
+    /// Makes the last step final.
     /// @throws invalid_argument for a shard without an accumulator, for one that was submitted or skipped, and during
     /// step_async(); device_error if a device fails: the gradients accumulated for the shard are then lost
     void accumulate(shard_id shard);

@@ -28,8 +28,8 @@ struct loss_scaling_options {
     double growth_factor = 2;             ///< at least 1
     double backoff_factor = 0.5;          ///< in (0, 1]
     std::uint32_t growth_interval = 2000; ///< steps in a row without an overflow, at least 1
-    /// Number of overflows, counted since the scale last grew, at which it first shrinks. Each later overflow shrinks
-    /// it again, as in DeepSpeed. At least 1.
+    /// The scale shrinks at this overflow, counted since it last grew, and at each later one, as in DeepSpeed. At
+    /// least 1.
     std::uint32_t hysteresis = 1;
     double min_scale = 1;      ///< smallest scale
     double max_scale = 0x1p32; ///< larger ones gain nothing
@@ -71,8 +71,8 @@ enum class nonfinite_policy : std::uint8_t {
     apply, ///< they go into the step as they are
 };
 
-/// Values of one step. An absent value is that of the options. A max_norm or max_abs_grad replaces both limits of the
-/// options, and a loss_scale the dynamic one, which this step then does not adjust.
+/// Values of one step. An absent value is that of the options. Setting max_norm or max_abs_grad replaces both limits
+/// of the options. Setting loss_scale replaces the dynamic loss scale, which this step then does not adjust.
 struct step_values {
     std::optional<double> loss_scale = {};   ///< what the loss was multiplied with; absent: the scaler's, or 1
     std::optional<double> max_norm = {};     ///< of all gradients together, after unscaling; 0: no limit
@@ -80,7 +80,7 @@ struct step_values {
     std::span<double const> lr = {};         ///< one for each group; empty: the groups' own
     /// Number of this step for each shard, at least 1; empty: steps() + 1 for all. It determines the bias correction
     /// and stochastic rounding. For engines that count the steps of each param themselves, as PyTorch does, because
-    /// some params have no gradient in some steps. Read by the call only. Not with a device that has shards, and not
+    /// some params have no gradient in some steps. Copied by the call. Not with a device that has shards, and not
     /// for zenflow_optimizer, which counts each param's steps.
     std::span<std::uint64_t const> shard_steps = {};
 };
@@ -220,9 +220,9 @@ struct optimizer_options {
     /// - other types: the bytes of param and moments
     ///
     /// With tracked changes, a record also holds an eighth of a byte for each element. Each record begins at a multiple
-    /// of 64 bytes. In a record that copies the state, each copied array does, too. This padding matters only for
-    /// shards of a few elements. To compute a budget, multiply these sizes by 9/8, and for each thread add 16 times the
-    /// size of the largest record of one block (at most 0.9 MiB), because the journal's pages are not filled
+    /// of 64 bytes. In a record that copies the state, each copied array begins there, too. This padding matters only
+    /// for shards of a few elements. To compute a budget, multiply these sizes by 9/8, then add for each thread 16
+    /// records of one block of the largest shard (together at most 0.9 MiB): the journal does not fill its pages
     /// completely. Absent: with keep_last_step, the most that records can take; otherwise 3 bytes an element for shards
     /// whose records take 2 to 2.3, and the bytes of the state for all other shards. A block that finds the budget used
     /// up waits for the norm.

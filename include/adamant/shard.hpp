@@ -74,8 +74,7 @@ ADAMANT_BEGIN_INLINE_NAMESPACE
 /// | `grad` | gradient, read | float, bfloat16, float16 |
 /// | `exp_avg` | first moment, read and written | float, bfloat16, quantized8 |
 /// | `exp_avg_sq` | second moment, read and written | float, bfloat16; quantized8 if exp_avg is |
-/// | `weight_out` | new weights rounded to 16 bits, written | void (none); bfloat16 or float16, with float params only
-/// |
+/// | `weight_out` | new weights in 16 bits, written | void (none); bfloat16 or float16 if param is not 16 bits |
 ///
 /// Moments are initially 0. step() also takes a weight_out of float, a copy of a float param. With a split_float32
 /// param, weight_out is bfloat16, read and written; see split_masters(). quantized8 moments are arrays of (n + 63) / 64

@@ -56,8 +56,8 @@ struct split_request {
 /// the limit and sets placement::limited. Pure.
 /// @throws invalid_argument for an invalid request or more than 2^53 elements
 /// @throws unavailable if the elements do not fit into both memories together; if no placement is found that fits both
-/// limits (split_unit::element: one block boundary in this order; split_unit::shard: a set of whole shards); or if a
-/// limit does not allow the result of split_unit::deepspeed
+/// limits: split_unit::element considers those with one boundary, at a block, in this order; split_unit::shard
+/// considers sets of whole shards; or if a limit does not allow the result of split_unit::deepspeed
 [[nodiscard]] placement split(std::vector<std::size_t> const& sizes, split_request const& request);
 
 /// Consecutive parameters that are stepped together.

@@ -37,7 +37,8 @@ struct team_options {
     /// sleeping one has to be woken and uses no CPU.
     std::chrono::nanoseconds spin = std::chrono::microseconds(50);
     /// Whether run() may work in the calling thread, in place of a member: it does if the team covers all PUs that the
-    /// caller may use. One thread more than PUs would cost two context switches for each request.
+    /// caller may use. Otherwise the waiting caller would be one thread too many for these PUs, and cost two context
+    /// switches for each request.
     bool caller_joins = true;
 };
 
@@ -145,9 +146,9 @@ public:
 
     /// Creates and binds the threads.
     ///
-    /// OpenMP runtimes end the process if thread creation fails, so the same number of threads is first created and
-    /// joined. If threads or memory run out right after that, or inside hwloc or OpenMP, the process may still end,
-    /// with LLVM's runtime more often.
+    /// OpenMP runtimes end the process if thread creation fails, so the constructor first creates and joins as many
+    /// plain threads as a test. If threads or memory run out right after that, or inside hwloc or OpenMP, the process
+    /// may still end, with LLVM's runtime more often.
     /// @throws invalid_argument without PUs; unavailable if threads cannot be created, bound, or given stacks of 128
     /// KiB; bad_alloc. Then nothing is left behind
     explicit team(team_options options);

@@ -33,8 +33,8 @@ enum class selection_scope : std::uint8_t {
 /// What zenflow_options::reduce_columns computes over ranks.
 enum class column_reduction : std::uint8_t { sum, max };
 
-/// Options of ZenFlow (Lan and others, arXiv 2505.12242). Options that DeepSpeed has, too, have its names, except
-/// overlap.
+/// Options of ZenFlow (Lan and others, arXiv 2505.12242). Options shared with DeepSpeed have its names, except
+/// overlap (DeepSpeed: overlap_step).
 /// "Steps" are applied steps.
 struct zenflow_options {
     /// Share of the columns that is selected, from 0 to 1. Of n columns, topk_ratio * n are selected, rounded to the
@@ -58,8 +58,8 @@ struct zenflow_options {
     std::size_t max_deferred = 64;       ///< maximum number of steps in a window without update_interval
     std::size_t full_warm_up_rounds = 0; ///< number of plain steps before ZenFlow begins
     /// Whether deferred gradients are applied during the next window, and the new weights published at its end; false:
-    /// both happen immediately. The updates are the same, but the model sees the new weights later. DeepSpeed's
-    /// overlap_step.
+    /// both happen immediately. With overlap the updates are the same, but the model sees the new weights one
+    /// window later.
     bool overlap = true;
     /// For matrices whose rows are sharded over ranks: replaces each number by its sum or maximum over all ranks, as
     /// MPI_Allreduce(MPI_IN_PLACE, numbers.data(), numbers.size(), MPI_INT64_T, MPI_SUM or MPI_MAX, comm) does. Called
