@@ -362,6 +362,9 @@ TEST_CASE("A ticket is polled and waited for with a deadline while the other ran
     CHECK(ticket.wait_for(std::chrono::nanoseconds::max()));
     CHECK(ticket.done());
     CHECK(ticket.wait().step == 1);
+    o.begin_step();
+    CHECK(ticket.done()); // of a step that is over
+    o.abandon();
     answered = false;
     optimizer::ticket const next = o.step_async();
     CHECK(ticket.done()); // though the next step is not
@@ -603,9 +606,10 @@ TEST_CASE("What an optimizer is asked wrongly is an error, and nothing is lost")
     CHECK(message_of([&] { static_cast<void>(o.name(9)); }) == "adamant: there is no shard 9; the optimizer has 2");
     std::vector<std::uint64_t> const numbers{3, 0, 1};
     CHECK(message_of([&] { o.step({.shard_steps = numbers}); }) ==
-          "adamant: cannot step with 3 step numbers: the optimizer has 2 shards");
+          "adamant: cannot step with 3 step numbers: the optimizer has 2 shards. Pass one for each shard.");
     CHECK(message_of([&] { o.begin_step({.shard_steps = std::span(numbers).first(2)}); }) ==
-          "adamant: cannot step shard 1 with step number 0: steps are counted from 1");
+          "adamant: cannot step shard 1 ('w') with step number 0: steps are counted from 1. Pass 1 more than the steps "
+          "that it has taken.");
     CHECK(message_of([&] { o.submit(0); }).find("no step is open") != std::string::npos);
     CHECK(message_of([&] { o.skip(0); }).find("cannot call skip(): no step is open") != std::string::npos);
     CHECK(message_of([&] { o.finish(); }).find("no step is open") != std::string::npos);

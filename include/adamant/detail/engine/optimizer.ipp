@@ -232,6 +232,16 @@ ADAMANT_DECL optimizer_report optimizer::step_gradients(std::span<void const* co
     }
     if (all)
         return step(values);
+    if (core_->partition() == nullptr) {
+        no_traps_scope const no_traps;
+        core_->open(values, "step_gradients()", detail::step_kind::whole);
+        try {
+            core_->session.submit_all(gradients);
+            return core_->session.finish();
+        } catch (...) {
+            core_->session.give_up_and_rethrow();
+        }
+    }
     begin_step(values);
     try {
         for (std::size_t i = 0; i < gradients.size(); ++i)

@@ -52,24 +52,6 @@ inline void make_terms(step_terms& terms, step_values const& values, optimizer_o
     terms.lr.assign(values.lr.begin(), values.lr.end());
 }
 
-// Throws invalid_argument for step numbers that do not fit the shards.
-inline void check_shard_steps(step_values const& values, std::size_t shards, bool has_device)
-{
-    if (values.shard_steps.empty())
-        return;
-    if (values.shard_steps.size() != shards)
-        throw_invalid_argument({"cannot step with ", counted(values.shard_steps.size(), "step number"),
-                                ": the optimizer has ", counted(shards, "shard")});
-    auto const zero = std::find(values.shard_steps.begin(), values.shard_steps.end(), 0U);
-    if (zero != values.shard_steps.end())
-        throw_invalid_argument(
-            {"cannot step shard ", zero - values.shard_steps.begin(), " with step number 0: steps are counted from 1"});
-    if (has_device)
-        throw_invalid_argument(
-            {"cannot step shards with step numbers of their own: a device has shards, and all of them "
-             "take the optimizer's step. Call place() with a null device first."});
-}
-
 // Why a step computes squares and non-finite counts of its gradients.
 enum class measuring : std::uint8_t {
     none,
@@ -202,13 +184,14 @@ inline void add_own_steps(step_plan& plan, std::vector<parameter_group> const& g
         steps->reserve(groups.size() + used);
     plan.own_steps.clear();
     plan.coefficients_of.clear();
-    for (std::size_t i = 0; i < used; ++i)
-        if (numbers[i] != terms.step)
-            plan.own_steps.push_back({shards[i].group, numbers[i]});
+    for (std::size_t i = 0; i < used; ++i) {
+        own_step const own{shards[i].group, numbers[i]};
+        auto const place = std::lower_bound(plan.own_steps.begin(), plan.own_steps.end(), own);
+        if (own.number != terms.step && (place == plan.own_steps.end() || *place != own))
+            plan.own_steps.insert(place, own);
+    }
     if (plan.own_steps.empty())
         return;
-    std::sort(plan.own_steps.begin(), plan.own_steps.end());
-    plan.own_steps.erase(std::unique(plan.own_steps.begin(), plan.own_steps.end()), plan.own_steps.end());
     for (own_step const& own : plan.own_steps)
         plan.assumed.push_back(make_group_step(groups[own.group], own.group, terms, 1.0, own.number));
     for (std::size_t i = 0; i < used; ++i) {

@@ -3,8 +3,10 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <exception>
 #include <mutex>
+#include <span>
 #include <utility>
 
 #include <adamant/error.hpp>
@@ -84,7 +86,7 @@ public:
     void open(step_values const& values, step_kind kind)
     {
         bool const is_async = kind == step_kind::async;
-        check_shard_steps(values, registry_.size(), has_device());
+        check_shard_steps(values.shard_steps);
         make_terms(terms_, values, options_, registry_.groups().size(), training_.steps + 1, training_.loss_scale());
         rounded_to_nearest([&] {
             make_group_steps(registry_.groups(), terms_, 1.0, plan_.assumed);
@@ -110,10 +112,15 @@ public:
         plan_.shards[shard] = shard_in_step::submitted;
         watch([&] { dispatcher_.submit(shard); });
     }
-    void submit_all()
+    // gradients: null pointers skip their shards; empty, and always with a device or in an asynchronous step: no shard
+    // is skipped.
+    void submit_all(std::span<void const* const> gradients = {})
     {
         if (!has_device() && !machine_.is_async()) {
             plan_.shards.assign(registry_.size(), shard_in_step::submitted);
+            for (std::size_t i = 0; i < gradients.size(); ++i)
+                if (gradients[i] == nullptr)
+                    plan_.shards[i] = shard_in_step::skipped;
             if (!dispatcher_.do_pass_measures())
                 stats_.set_unmeasured(unmeasured_passes::all);
             dispatcher_.do_pass(plan_.first_pass, backends::cpu);
@@ -300,6 +307,25 @@ private:
         return false;
     }
 
+    // Throws invalid_argument for step numbers that do not fit the shards.
+    void check_shard_steps(std::span<std::uint64_t const> numbers) const
+    {
+        if (numbers.empty())
+            return;
+        if (numbers.size() != registry_.size())
+            throw_invalid_argument({"cannot step with ", counted(numbers.size(), "step number"), ": the optimizer has ",
+                                    counted(registry_.size(), "shard"), ". Pass one for each shard."});
+        for (std::size_t i = 0; i < numbers.size(); ++i)
+            if (numbers[i] == 0)
+                throw_invalid_argument(
+                    {"cannot step shard ", registry_.text(i),
+                     " with step number 0: steps are counted from 1. Pass 1 more than the steps that "
+                     "it has taken."});
+        if (has_device())
+            throw_invalid_argument(
+                {"cannot step shards with step numbers of their own: a device has shards, and all of them "
+                 "take the optimizer's step. Call place() with a null device first."});
+    }
     // Calls work(). With a device, an exception marks the step as failed, so that it is rolled back.
     template <class Work>
     void watch(Work const& work)

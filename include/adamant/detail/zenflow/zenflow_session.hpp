@@ -92,7 +92,7 @@ public:
     {
         if (!values.shard_steps.empty())
             throw_invalid_argument({"cannot step with step numbers for shards: a zenflow_optimizer counts the steps of "
-                                    "each param itself"});
+                                    "each param itself. Do not pass shard_steps."});
         make_terms(terms_, values, options_, model_.registry.groups().size(), position_.steps + 1, loss_scale());
         rounded_to_nearest([&] { // refuses values before the step is open
             std::vector<group_step> unused;
