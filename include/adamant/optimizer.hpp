@@ -270,7 +270,7 @@ public:
     private:
         friend class optimizer;
         ticket(detail::optimizer_core& core, std::uint64_t number) noexcept : core_(&core), number_(number) {}
-        // Whether a later step has begun, which requires that wait() was called.
+        // Whether wait() was called.
         [[nodiscard]] bool is_used() const noexcept;
         detail::optimizer_core* core_;
         std::uint64_t number_;

@@ -353,7 +353,7 @@ ADAMANT_DECL void optimizer::clear_accumulators()
 
 ADAMANT_DECL bool optimizer::ticket::is_used() const noexcept
 {
-    return number_ != core_->async_steps;
+    return number_ != core_->async_steps || !core_->machine().is_async();
 }
 ADAMANT_DECL bool optimizer::ticket::done() const
 {
@@ -376,7 +376,7 @@ ADAMANT_DECL bool optimizer::ticket::wait_for(std::chrono::nanoseconds time) con
 ADAMANT_DECL optimizer_report optimizer::ticket::wait() const
 {
     no_traps_scope const no_traps;
-    if (is_used() || !core_->machine().is_async())
+    if (is_used())
         detail::throw_invalid_argument({"wait() was already called on this ticket"});
     return core_->session.collect();
 }
