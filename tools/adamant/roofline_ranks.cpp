@@ -149,7 +149,8 @@ void run_rank(job_request const& job, std::size_t params, std::size_t rank, shar
 {
     int status = 0;
     try {
-        std::signal(SIGINT, SIG_IGN); // the parent handles it
+        for (int const signal : {SIGINT, SIGTERM, SIGHUP})
+            std::signal(signal, SIG_IGN); // the parent handles it
         run_rank(job, params, rank, memory);
     } catch (std::exception const& e) {
         shared_state& state = memory.state();
