@@ -862,7 +862,8 @@ PyMODINIT_FUNC PyInit__signature(void)
     if (type == NULL || PyModule_AddObject(made, "Signature", type) != 0 ||
         PyModule_AddIntConstant(made, "HYPER_CHANGED", hyper_changed) != 0 ||
         PyModule_AddIntConstant(made, "CHANGED", changed) != 0 ||
-        PyModule_AddIntConstant(made, "NEW_GRADIENT", new_gradient) != 0) {
+        PyModule_AddIntConstant(made, "NEW_GRADIENT", new_gradient) != 0 ||
+        PyModule_AddIntConstant(made, "NO_GRADIENT", no_gradient) != 0) {
         Py_XDECREF(type);
         Py_XDECREF(made);
         return NULL;

@@ -120,6 +120,7 @@ def test_no_gradient_at_all_is_no_step():
     optimizer.zero_grad()
     before = [bits(param) for param in params]
     assert float(optimizer.step()) == 0.0
+    assert optimizer.last_report is None
     assert [bits(param) for param in params] == before
     assert all(int(optimizer.state[param]["step"]) == 1 for param in params)
 
@@ -192,3 +193,57 @@ def test_writes_to_params_without_a_gradient_wait_for_their_next_step(options):
     if "track_changes" in options:
         changed = {change.name: change.indices.numel() for change in optimizer.changed_weights()}
         assert changed["group0.1"] == 64
+
+
+def test_the_report_has_the_step_number_of_the_stepped_params():
+    first, second = params_of([8, 8], torch.float32)
+    optimizer = AdamW([first, second])
+    numbers = []
+    for used in ([first, second], [first], [first], [second], [], [second], [first, second]):
+        for param in used:
+            param.grad = torch.ones(8)
+        optimizer.step()
+        optimizer.zero_grad()
+        if used:
+            numbers.append(optimizer.last_report.step)
+    assert numbers == [1, 2, 3, 2, 3, 4]
+
+
+@pytest.mark.parametrize("options", [{}, {"max_norm": 1.0}, {"overlap": True}, {"offload": True}, {"master": True}])
+@pytest.mark.parametrize("dtypes", [(torch.bfloat16, torch.float32), (torch.float32, torch.bfloat16)])
+def test_gradients_of_another_dtype_after_a_step_without_one(options, dtypes):
+    if not hasattr(nn.Parameter(torch.ones(1)), "grad_dtype"):
+        pytest.skip("torch before 2.10 has no gradients of another dtype")
+    if "master" in options and dtypes[0] != torch.bfloat16:
+        pytest.skip("float32 params are their own masters")
+
+    def trained():
+        params = params_of([4096] * 3, dtypes[0])
+        for param in params:
+            param.grad_dtype = dtypes[1]
+        optimizer = AdamW(params, lr=0.01, exp_avg_sq_rounding="nearest", **options)
+        for time, used in enumerate([[0, 1], [1, 2], [0, 1, 2], [0, 1, 2]]):
+            for number in used:
+                values = torch.randn(4096, generator=torch.Generator().manual_seed(10 * time + number))
+                params[number].grad = values.to(dtypes[1])
+            optimizer.step()
+            optimizer.zero_grad()
+        return params, optimizer
+
+    params, optimizer = trained()
+    singles = []
+    for number, param in enumerate(params_of([4096] * 3, dtypes[0])):
+        param.grad_dtype = dtypes[1]
+        alone = AdamW([param], lr=0.01, exp_avg_sq_rounding="nearest",
+                      **{key: value for key, value in options.items() if key == "master"})
+        singles.append((param, alone))
+    if "max_norm" in options:
+        return  # the others show the dtype; here nothing may be refused
+    for time, used in enumerate([[0, 1], [1, 2], [0, 1, 2], [0, 1, 2]]):
+        for number in used:
+            param, alone = singles[number]
+            param.grad = torch.randn(4096, generator=torch.Generator().manual_seed(10 * time + number)).to(dtypes[1])
+            alone.step()
+    for (param, alone), other in zip(singles, params):
+        assert bits(param) == bits(other)
+        assert bits(alone.state[param]["exp_avg"]) == bits(optimizer.state[other]["exp_avg"])

@@ -333,6 +333,19 @@ for p, q in zip(ours, torchs):
         assert torch.equal(*gathered)
     assert torch.allclose(p.full_tensor(), q.full_tensor(), atol=1e-6), (p.full_tensor() - q.full_tensor()).abs().max()
 
+# A gradient that no hook has seen.
+by_hand = [nn.Parameter(DTensor.from_local(torch.ones(4), mesh, [Replicate()])) for _ in range(2)]
+optimizer = AdamW(by_hand, lr=0.1, threads=1, **options)
+for step in range(2):
+    for _ in range(options.get("accumulate", 1)):
+        (by_hand[0].to_local() * 1.0).sum().backward()
+    by_hand[1].grad = DTensor.from_local(torch.full((4,), float((-1) ** rank * (rank + 1) * (step + 1))), mesh, [Partial()])
+    optimizer.step()
+    optimizer.zero_grad()
+gathered = [torch.empty(4) for _ in range(count)]
+dist.all_gather(gathered, by_hand[1].to_local().detach().contiguous())
+assert torch.equal(*gathered), gathered
+
 embedding = parallelize_module(nn.Embedding(32, 16), mesh, RowwiseParallel(input_layouts=Replicate()))
 optimizer = AdamW(embedding.parameters(), threads=1, **options)
 for _ in range(options.get("accumulate", 1)):

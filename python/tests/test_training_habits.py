@@ -203,26 +203,30 @@ def test_weights_that_backward_still_needs_are_not_stepped_silently(options):
 @pytest.mark.parametrize("options", [{}, {"overlap": True}, {"overlap": True, "max_norm": 1.0}, {"accumulate": 2},
                                      {"offload": True, "overlap": True}, {"overlap": True, "accumulate": 2}])
 def test_gradients_in_one_flat_buffer(options):
-    def trained(kind, **arguments):
+    def trained(is_flat, **arguments):
         torch.manual_seed(0)
         model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
         params = list(model.parameters())
-        optimizer = kind(params, lr=1e-2, **arguments)
+        optimizer = AdamW(params, lr=1e-2, **arguments)
         flat = torch.zeros(sum(param.numel() for param in params))
-        begin = 0
-        for param in params:
-            if "accumulate" not in options:
-                param.grad = flat[begin:begin + param.numel()].view_as(param)
-            begin += param.numel()
+
+        def use_views():
+            begin = 0
+            for param in params if is_flat else ():
+                param.grad = flat[begin:begin + param.numel()].zero_().view_as(param)
+                begin += param.numel()
+
         for step in range(4):
-            optimizer.zero_grad(set_to_none="accumulate" in options)
+            optimizer.zero_grad()
+            use_views()
             for _ in range(options.get("accumulate", 1)):
                 model(torch.full((2, 8), step + 1.0)).square().mean().backward()
             optimizer.step()
         return params
-    ours = trained(AdamW, **options)
+
     plain = {key: value for key, value in options.items() if key in ("max_norm", "accumulate")}
-    assert all(torch.equal(a, b) for a, b in zip(ours, trained(AdamW, **plain)))
+    ours, others = trained(True, **options), trained(False, **plain)
+    assert all(torch.equal(a, b) for a, b in zip(ours, others))
 
 
 def test_a_changed_gradient_in_a_flat_buffer_is_noticed():
@@ -263,6 +267,28 @@ def test_a_deleted_optimizer_is_freed_at_once(options):
         assert [reference() is None for reference in known] == [True] * len(known)
     finally:
         gc.enable()
+
+
+@pytest.mark.parametrize("options", [{}, {"max_norm": 1.0}, {"accumulate": 2}])
+@pytest.mark.parametrize("offload", [False, True])
+def test_an_optimizer_with_an_open_step_is_freed(options, offload):
+    """As after an exception between backward() and step(). Freed memory would be written, or rolled back into."""
+    def train():
+        params = [nn.Parameter(torch.ones(100000)) for _ in range(4)]
+        optimizer = AdamW(params, offload=offload, overlap=True, **options)
+        for step in range(2):
+            for _ in range(options.get("accumulate", 1)):
+                torch.autograd.backward([param.sum() for param in params])
+            if step == 0:
+                optimizer.step()
+                optimizer.zero_grad()
+        assert optimizer._open is not None
+
+    for _ in range(5):
+        train()
+        others = [torch.full((100000,), 7.0) for _ in range(20)]  # in the memory that was freed
+        time.sleep(0.02)
+        assert all(bool((other == 7).all()) for other in others)
 
 
 @pytest.mark.parametrize("late", [False, True])
@@ -313,10 +339,10 @@ def test_numpy_hyperparameters_save_and_load(kind):
         loaded.load_state_dict(copy.deepcopy(optimizer.state_dict()))
         assert float(loaded.param_groups[0]["lr"]) == float(options["lr"])
         loaded.step()
-    for bad in ("0.1", True, float("nan"), None, 1j, numpy.zeros(2)):
+    for bad in ("0.1", True, float("nan"), None, 1j, numpy.zeros(2), float("inf"), 10**400, numpy.True_, torch.tensor(True)):
         state = AdamW([param]).state_dict()
         state["param_groups"][0]["lr"] = bad
-        with pytest.raises(InvalidArgument, match="lr is"):
+        with pytest.raises(InvalidArgument, match="group 0: lr is"):
             AdamW([param]).load_state_dict(state)
 
 

@@ -353,7 +353,7 @@ class _Worker:
                 return
             run, argument = job
             run(argument)
-            del job, run, argument
+            del job, argument, run  # the last may free what the others use
 
 
 class _Batch:

@@ -11,7 +11,7 @@ from ._extension import load_extension
 
 _module = load_extension("_signature")
 CHANGED, HYPER_CHANGED = _module.CHANGED, _module.HYPER_CHANGED
-NEW_GRADIENT = _module.NEW_GRADIENT
+NEW_GRADIENT, NO_GRADIENT = _module.NEW_GRADIENT, _module.NO_GRADIENT
 
 
 def new_signature(by_methods: bool = False) -> Any:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import atexit
+import ctypes
 import weakref
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Dict, Iterator, List, Optional, Sequence, Set, Tuple
@@ -138,15 +139,18 @@ class _Identity:
 class StepGroup:
     """Params that are stepped by one optimizer of libadamant_c.
 
-    Each has a step count of its own: params without a gradient are skipped, and keep their counts. For params on a GPU, or with `offload`, gradients are copied to host memory and weights back, see HostCopies.
+    Each has a step count of its own: params without a gradient are skipped, and keep their counts. For params on a GPU,
+    or with `offload`, gradients are copied to host memory and weights back, see HostCopies.
 
     Parameters
     ----------
     members : list of (int, Tensor)
         Params with the number of their group.
+    grad_dtypes : dict
+        Dtypes of the last gradients of params that have none now, by id.
     """
 
-    def __init__(self, optimizer: "_Steps", members: List[Tuple[int, Tensor]]):
+    def __init__(self, optimizer: "_Steps", members: List[Tuple[int, Tensor]], grad_dtypes: Dict[int, torch.dtype]):
         arguments = optimizer._arguments
         self.params = [param for _, param in members]
         self.names = [optimizer._name(param) for param in self.params]
@@ -161,6 +165,8 @@ class StepGroup:
         keys = [master_key(param, state) for param, state in zip(self.params, states)]
         self.master_tensors = [None if key is None else state[key] for key, state in zip(keys, states)]
         self.mastered = [i for i, master in enumerate(self.master_tensors) if master is not None]
+        self.dtypes = [grad_dtypes.get(id(param), param.dtype) if param.grad is None else param.grad.dtype
+                       for param in self.params]
         self.copies: Optional[HostCopies] = None
         for number, param in enumerate(self.params):
             if (arguments.offload or arguments.track_changes or param.device.type != "cpu" or
@@ -171,8 +177,7 @@ class StepGroup:
                 self._refuse_shared_memory(optimizer)
             # Without a norm, and without accumulation, a gradient is read once.
             reads_once = not (optimizer._needs_norm or optimizer._process_group or self.accumulates)
-            self.copies = HostCopies(self.params, [self._gradient_type(param) for param in self.params],
-                                     optimizer._mirrors, reads_once)
+            self.copies = HostCopies(self.params, self.dtypes, optimizer._mirrors, reads_once)
         # With accumulate, more params may join before the step, in step groups of their own.
         reduces = optimizer._needs_norm and (optimizer._process_group or self.accumulates)
         self.native = Native(
@@ -190,14 +195,15 @@ class StepGroup:
                     f"group{group}", maximize=bool(optimizer.param_groups[group]["maximize"]), **hyper)
         self.addresses: List[int] = []
         self.strides: List[Tuple[int, ...]] = []
-        self.dtypes: List[torch.dtype] = []
         self.versions = optimizer._versions
         self.changes = optimizer._changes
         self.states = states
         for number, ((group, param), state) in enumerate(zip(members, states)):
             self._add(self.names[number], number, self.native_groups[group], param, state)
-        self.native.steps = max(int(state["step"]) for state in states)
-        self.native.keep_only(self.accumulators)
+        counts = [int(state["step"]) for state in states]
+        self.native.steps = max(counts)
+        self._all_step = min(counts) == max(counts)  # so far, all params have had equal counts
+        self.native.keep_only(self._kept)
         self.number = {id(param): i for i, param in enumerate(self.params)}
 
     def _refuse_shared_memory(self, optimizer: "_Steps") -> None:
@@ -209,13 +215,9 @@ class StepGroup:
                                       f"{optimizer._name(self.params[j])}: they share memory. Pass one of them to the "
                                       "optimizer")
 
-    @staticmethod
-    def _gradient_type(param: Tensor) -> torch.dtype:
-        return param.dtype if param.grad is None else param.grad.dtype
-
     def _add(self, name: str, number: int, group: int, param: Tensor, state: Dict[str, Tensor]) -> None:
         shard = local(param.detach())
-        grad_dtype = self._gradient_type(param)
+        grad_dtype = self.dtypes[number]
         arrays = {"param": shard, **{moment: local(state[moment]) for moment in moments}}
         if self.copies is not None:
             arrays["param"] = self.copies.mirror(number)
@@ -255,13 +257,17 @@ class StepGroup:
             self.accumulators.append(fields["accumulator"])
         self.addresses.append(shard.data_ptr())
         self.strides.append(shard.stride())
-        self.dtypes.append(grad_dtype)
         # Stochastic rounding depends on the element's index in the whole param.
         position = {"shape": param.shape, "begin": first_element(param)} if hasattr(param, "to_local") else {}
         if self.changes is not None:
             position["changed"] = self.changes.bits(param)
         with error_context(name):
             self.native.add_shard(group, name, **fields, **position)
+
+    @property
+    def _kept(self) -> List[Any]:
+        """What libadamant_c may use until it is closed."""
+        return [*self.accumulators, self.copies]
 
     # Changes since the last step
 
@@ -440,13 +446,18 @@ class StepGroup:
     def _end_step(self, report: Report, stepped: Sequence[int], skipped: List[int], optimizer: "_Steps") -> None:
         self.accumulated.clear()
         self._end_write(stepped)
+        self._all_step = self._all_step and not skipped
+        if stepped and not self._all_step:
+            # libadamant_c has counted its own steps, not those of these params.
+            numbers = (ctypes.c_uint64 * len(self.params)).from_address(self._next_steps)
+            report.step = max(numbers[number] for number in stepped)
         if not report.skipped:
             for entry in self.signature.advance(self.first_slot, len(self.params), skipped):
                 optimizer._widen_count(entry)
 
     def _end_write(self, stepped: Sequence[int]) -> None:
         """Records the library's writes to these params."""
-        self.native.keep_only(self.accumulators)
+        self.native.keep_only(self._kept)
         # Autograd detects that tensors it has saved were changed.
         torch.autograd.graph.increment_version(
             self.params if len(stepped) == len(self.params) else [self.params[number] for number in stepped])

@@ -156,19 +156,20 @@ class AdamW(Steps, torch_adamw):
     threads at its first step.
 
     **Weights written by others.** Writes under `torch.no_grad()`, such as `load_state_dict()` of a model, reach masters
-    at the next step. torch records no write through `param.data` and none of a collective in place, such as
-    `dist.broadcast(param, 0)`. Such a write is effective if the param is stepped in place; with masters, `offload`,
-    `zenflow`, `track_changes` or params on a GPU, call take_weights() after it. torch also records no write of
-    `torch._foreach_` operators and distributed checkpoints to a DTensor. In host memory it is detected by comparing some
-    elements; on a GPU call take_weights().
+    at the next step with a gradient of the param. torch records no write through `param.data` and none of a collective
+    in place, such as `dist.broadcast(param, 0)`. Such a write is effective if the param is stepped in place; with
+    masters, `offload`, `zenflow`, `track_changes` or params on a GPU, call take_weights() after it. torch also records
+    no write of `torch._foreach_` operators and distributed checkpoints to a DTensor. In host memory it is detected by
+    comparing some elements; on a GPU call take_weights().
 
     **overlap.** Call backward() once for each step, or `accumulate` times. From the last backward() to step(), do not
     read params, do not change gradients, params, states or groups, and do not resize their memory. step() raises
-    InvalidArgument for changes that it detects; of gradients that share their memory on a GPU, as FSDP2's do, it detects
-    none. A use of `param.detach()` in the model may need the param after its gradient is complete: autograd then raises
-    RuntimeError, but recomputation by `torch.utils.checkpoint` would read the new weights. A step that has begun can be rolled back only with `max_norm` or
-    `on_nonfinite="skip"`. Do not use it with a GradScaler. DistributedDataParallel is refused, also with `accumulate`,
-    because it averages gradients later.
+    InvalidArgument for changes that it detects. Of gradients that share their memory, as FSDP2's do, it compares 256
+    elements, and on a GPU none; with `accumulate`, too. A use of `param.detach()` in the model may need the param after
+    its gradient is complete: autograd then raises RuntimeError, but recomputation by `torch.utils.checkpoint` would
+    read the new weights. A step that has begun can be rolled back only with `max_norm` or `on_nonfinite="skip"`. Do not
+    use it with a GradScaler. DistributedDataParallel is refused, also with `accumulate`, because it averages gradients
+    later.
 
     **Params on a GPU.** States are in host memory, as with ZeRO-Offload. Gradients are copied to pinned memory, and
     weights back, on separate streams. After step() the new weights are ready on the caller's current stream.

@@ -369,6 +369,7 @@ class Backward:
         present = {id(param) for _, param in self._all_params()}
         for number, param in enumerate(step_group.params):
             if changed is None and number not in step.submitted and param.grad is not None and id(param) in present:
+                align_gradient(param)
                 if self._is_as_recorded(step_group, number):
                     self._submit(step, number, param)
                 else:

@@ -224,11 +224,12 @@ def check_hyper(group: Any, number: int) -> None:
         raise InvalidArgument(f"cannot load parameter group {number}: it must be a dictionary with \"params\"")
 
     def check_number(name: str, value: Any, limit: float = float("inf")) -> None:
+        is_bool = isinstance(value, bool) or str(getattr(value, "dtype", "")).endswith("bool")
         try:
-            number = -1.0 if isinstance(value, (bool, str, bytes)) else float(value)
-        except (TypeError, ValueError, RuntimeError):
-            number = -1.0
-        if not 0 <= number < limit:
+            read = -1.0 if is_bool or isinstance(value, (str, bytes)) else float(value)
+        except (TypeError, ValueError, RuntimeError, OverflowError):
+            read = -1.0
+        if not 0 <= read < limit:
             raise InvalidArgument(f"cannot load parameter group {number}: {name} is {value!r}, but must be a number "
                                   f"from 0{f', below {limit}' if limit < float('inf') else ''}")
     for name in ("lr", "eps", "weight_decay"):

@@ -6,7 +6,7 @@ from __future__ import annotations
 import itertools
 import threading
 import weakref
-from typing import Any, Callable, Container, Dict, List, Optional, Set, Tuple
+from typing import Any, Callable, Dict, List, Optional, Set, Tuple
 
 import torch
 from torch import Tensor
@@ -17,7 +17,7 @@ from .._host_copies import align_gradient, local
 from .._library import SQUARES_WORDS, InvalidArgument, Report
 from .._ranks import Gradient, Ranks, norm_of, partitioning_engine, unknown_shards, zero_redundancy_group
 from .._signals import delayed_signals
-from .._signature_module import CHANGED, HYPER_CHANGED, NEW_GRADIENT, new_signature
+from .._signature_module import CHANGED, NEW_GRADIENT, NO_GRADIENT, new_signature
 from .._step_group import StepGroup
 from .._zenflow_steps import ZenFlowSteps
 from ..executor import Executor, shared_executor
@@ -232,8 +232,9 @@ class Steps(Backward, Saving):
     def _all_params(self) -> List[Tuple[int, Tensor]]:
         return [(g, param) for g, group in enumerate(self.param_groups) for param in group["params"]]
 
-    def _regroup(self, known: Container[int] = ()) -> List[StepGroup]:
-        """Creates a step group of all params with gradients, and of the params with these ids."""
+    def _regroup(self, known: Optional[Dict[int, torch.dtype]] = None) -> List[StepGroup]:
+        """Creates a step group of all params with gradients, and of known ones: dtypes of their gradients, by id."""
+        known = known or {}
         self._refuse_accumulated("params, states or gradient dtypes have changed")
         self._refuse_groups()
         members = self._all_params()
@@ -243,7 +244,7 @@ class Steps(Backward, Saving):
                 del cache[key]
         self._step_groups = None
         step_groups = self._new_step_groups([(g, param) for g, param in members
-                                             if param.grad is not None or id(param) in known])
+                                             if param.grad is not None or id(param) in known], known)
         self._record(step_groups)
         return step_groups
 
@@ -290,7 +291,8 @@ class Steps(Backward, Saving):
             raise InvalidArgument(f"gradients of earlier backward() calls were accumulated, but {event}. Call step() "
                                   "before, or zero_grad() to drop them")
 
-    def _new_step_groups(self, members: List[Tuple[int, Tensor]]) -> List[StepGroup]:
+    def _new_step_groups(self, members: List[Tuple[int, Tensor]],
+                         grad_dtypes: Optional[Dict[int, torch.dtype]] = None) -> List[StepGroup]:
         distinct: List[Tuple[int, Tensor]] = []
         seen: Set[int] = set()
         counts: Set[int] = set()
@@ -307,7 +309,7 @@ class Steps(Backward, Saving):
                 state["step"] = count_tensor(steps)
             counts.add(state["step"].data_ptr())
             distinct.append((g, param))
-        return [StepGroup(self, distinct)] if distinct else []
+        return [StepGroup(self, distinct, grad_dtypes or {})] if distinct else []
 
     # Steps
 
@@ -398,13 +400,16 @@ class Steps(Backward, Saving):
             if any(step_group.accumulated for step_group in step_groups or []):
                 self._join()
             else:  # params that lack a gradient now probably get one again
-                self._step_groups = self._regroup({id(param) for step_group in step_groups or []
-                                                   for param in step_group.params})
+                self._step_groups = self._regroup({id(param): dtype for step_group in step_groups or []
+                                                   for param, dtype in zip(step_group.params, step_group.dtypes)})
             step_groups = self._step_groups
         assert step_groups is not None
         if bits or not is_taken:
             for step_group in step_groups:
                 step_group.take_hypers(self)
+        skips = bool(bits & (CHANGED | NEW_GRADIENT | NO_GRADIENT)) or self._arguments.accumulate > 1
+        if skips and all(param.grad is None for step_group in step_groups for param in step_group.params):
+            step_groups = []  # other ranks may have gradients
         if self._needs_norm and len(step_groups) != 1:
             self._total_words = self._sum_squares(step_groups, [[local(param.grad) if param.grad is not None else None
                                                                  for param in step_group.params]
@@ -412,7 +417,7 @@ class Steps(Backward, Saving):
         report = None
         try:
             for step_group in step_groups:
-                report = step_group.step(self, skips=bool(bits & ~HYPER_CHANGED) or self._arguments.accumulate > 1)
+                report = step_group.step(self, skips)
         finally:
             self._total_words = None
         if len(step_groups) > 1:
