@@ -393,8 +393,8 @@ class StepGroup:
         if self.changes is not None or self.mastered:
             for number in numbers:
                 self._take_weights(optimizer, number)
-        report = self.native.step_at(self.signature.addresses + 8 * self.first_slot, self._next_steps,
-                                     len(self.params))
+        report = self.native.step_at(self.signature.addresses + 8 * self.first_slot, len(self.params),
+                                     self._next_steps)
         self._end_step(report, numbers, skipped, optimizer)
         return report
 

@@ -446,18 +446,19 @@ class Optimizer(OptimizerHandle):
             self._interrupted.clear()
         return report
 
-    def step_at(self, addresses: int, next_steps: int, count: int) -> Report:
+    def step_at(self, addresses: int, count: int, next_steps: int = 0) -> Report:
         """Perform one step with gradients by address, for engines that have checked them and keep them alive.
 
         Parameters
         ----------
         addresses : int
             Address of `count` addresses, one for each shard. 0 skips a shard.
-        next_steps : int
-            Address of `count` step numbers, one for each shard.
+        next_steps : int, default 0
+            Address of `count` step numbers, one for each shard. 0: the optimizer's.
         """
         report = Report.from_buffer_copy(self._new_report)
-        self._call("adamant_step_gradients", addresses, count, self._values_at(next_steps, count), byref(report))
+        values = self._values_at(next_steps, count) if next_steps else None
+        self._call("adamant_step_gradients", addresses, count, values, byref(report))
         return report
 
     def keep(self, arrays: List[Any]) -> None:
