@@ -193,13 +193,14 @@ public:
         kernel::memory_access access{elements_ >= stream_weight_out_from_elems, cpu_.prefetch_bytes()};
         access.fences = false; // one for all blocks, too
         scratch_block scratch;
+        bool const has_own_steps = !plan_.coefficients_of.empty(); // read once, because shards may be small
         for (entry const* e = entry_of(begin); begin < end; ++e) {
             std::size_t const stop = std::min(end, e->end);
             if (e->range != ranges_.size()) {
                 block_range const& range = ranges_[e->range];
                 tracked_shard const& s = registry_[range.shard];
-                run_blocks({member, s, plan_.coefficients(range.shard, s.group), range.begin + begin - e->begin,
-                            range.begin + stop - e->begin, access, scratch},
+                run_blocks({member, s, has_own_steps ? plan_.coefficients_of[range.shard] : s.group,
+                            range.begin + begin - e->begin, range.begin + stop - e->begin, access, scratch},
                            e->pass);
             }
             begin = stop;

@@ -140,8 +140,9 @@ struct step_plan {
     // For each group, and then for each of own_steps. assumed: coefficients of steps taken before the norm is known,
     // and of all existing records. decided: coefficients of the step once the norm is known.
     std::vector<group_step> assumed, decided;
-    std::vector<own_step> own_steps;          // ascending
-    std::vector<std::size_t> coefficients_of; // for each shard: an index into assumed; empty without own_steps
+    std::vector<own_step> own_steps; // ascending
+    // For each shard, an index into assumed and decided. Empty without own_steps: the index is the shard's group.
+    std::vector<std::size_t> coefficients_of;
     std::vector<shard_in_step> shards;
     measuring measured = measuring::for_report; // in the first pass
     record_life records = record_life::norm;
@@ -151,11 +152,6 @@ struct step_plan {
     bool speculates_until_finish = false;
     bool waits_for_room = false; // a block whose record does not fit into the journal is not stepped yet
 
-    // Index of the shard's coefficients.
-    [[nodiscard]] std::size_t coefficients(std::size_t shard, std::size_t group) const noexcept
-    {
-        return coefficients_of.empty() ? group : coefficients_of[shard];
-    }
     [[nodiscard]] bool measures() const noexcept { return measured != measuring::none; }
     [[nodiscard]] bool needs_norm() const noexcept { return measured == measuring::for_norm; }
     // Whether every pass that steps writes records.
