@@ -3,20 +3,24 @@
 #pragma once
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <csignal>
 #include <cstddef>
+#include <cstdint>
 #include <cstdio>
 #include <iterator>
 #include <string>
 #include <utility>
 
+#include <time.h>
 #include <unistd.h>
 
 namespace cli {
 
-// While an object exists, the first SIGINT, SIGTERM or SIGHUP sets a flag; the second of the same kind ends the
-// program. Signals that the caller ignores, as nohup does, stay ignored.
+// While an object exists, the first SIGINT, SIGTERM or SIGHUP sets a flag; another one, half a second later or more,
+// ends the program. One that follows sooner is a copy: timeout and schedulers signal the process and its group.
+// Signals that the caller ignores, as nohup does, stay ignored.
 class interruption {
 public:
     interruption()
@@ -42,11 +46,20 @@ public:
 private:
     static void note(int signal)
     {
-        signal_ = signal;
-        std::signal(signal, SIG_DFL);
+        timespec now = {};
+        clock_gettime(CLOCK_MONOTONIC, &now);
+        std::int64_t const now_ms = std::int64_t{now.tv_sec} * 1000 + now.tv_nsec / 1'000'000;
+        if (signal_ == 0) {
+            first_ms_.store(now_ms, std::memory_order_relaxed);
+            signal_ = signal;
+        } else if (now_ms - first_ms_.load(std::memory_order_relaxed) >= 500) {
+            std::signal(signal, SIG_DFL);
+            std::raise(signal);
+        }
     }
     static constexpr int signals[] = {SIGINT, SIGTERM, SIGHUP};
     static inline std::sig_atomic_t volatile signal_ = 0;
+    static inline std::atomic<std::int64_t> first_ms_ = 0;
     void (*old_handlers_[std::size(signals)])(int) = {};
 };
 
