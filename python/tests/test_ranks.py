@@ -352,3 +352,30 @@ for _ in range(options.get("accumulate", 1)):
     embedding(torch.arange(8)).square().sum().backward()
 optimizer.step()
 """, tmp_path)
+
+
+def test_stochastic_rounding_of_shards(tmp_path):
+    """Shards by rows have the bits of the whole param. Other shards have random numbers of their own on each rank."""
+    on_ranks(4, """
+square, tall = init_device_mesh("cpu", (2, 2)), init_device_mesh("cpu", (4, 1))
+half = values(1, 48, 32).bfloat16()
+whole, half_grad = torch.cat((half, half), 1), values(2, 48, 32).bfloat16()
+whole, grad = torch.cat((whole, whole)), torch.cat([torch.cat((half_grad, half_grad), 1)] * 2)  # four equal quarters
+def stepped(mesh, placements):
+    param = torch.nn.Parameter(distribute_tensor(whole.clone(), mesh, placements) if mesh else whole.clone())
+    optimizer = AdamW([("w", param)], lr=1e-2, param_rounding="stochastic", threads=1)
+    for _ in range(3):
+        param.grad = distribute_tensor(grad, mesh, placements) if mesh else grad
+        optimizer.step()
+    return param.detach().full_tensor() if mesh else param.detach()
+one = stepped(None, None)
+for mesh, placements in ((tall, [Shard(0), Shard(1)]), (tall, [Shard(0), Replicate()]), (square, [Replicate(), Shard(0)]),
+                         (square, [Shard(0), Shard(0)])):
+    assert torch.equal(stepped(mesh, placements), one), placements
+for mesh, placements in ((tall, [Shard(1), Replicate()]), (square, [Shard(0), Shard(1)]), (square, [Shard(1), Shard(0)])):
+    param = stepped(mesh, placements)
+    parts = [part for rows in param.chunk(2) for part in rows.chunk(2, dim=1)]
+    if placements[1].is_replicate():
+        parts = list(param.chunk(4, dim=1))[::2]
+    assert not any(torch.equal(a, b) for i, a in enumerate(parts) for b in parts[:i]), placements
+""", tmp_path)

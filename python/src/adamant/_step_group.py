@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import atexit
 import ctypes
+import math
 import weakref
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Dict, Iterator, List, Optional, Sequence, Set, Tuple
@@ -36,21 +37,29 @@ def _end_copies() -> None:
 
 
 def first_element(param: Tensor) -> int:
-    """Index of this rank's first element in a DTensor that is sharded along its first dimension, else 0."""
+    """Index of this rank's first element in a DTensor that is sharded along its first dimension.
+
+    Otherwise as if the ranks' shards followed one another: ranks then have different random numbers for stochastic
+    rounding.
+    """
     if not hasattr(param, "to_local") or not param.dim():
         return 0
     if param.device_mesh.get_coordinate() is None:  # a rank outside the mesh
         return 0
-    rows, first = param.shape[0], 0
-    for dimension, placement in enumerate(param.placements):
-        if placement.is_replicate():
+    sizes, first = list(param.shape), 0
+    # _StridedShard divides what later dimensions of the mesh have divided.
+    for dimension, placement in sorted(enumerate(param.placements), key=lambda each: "Strided" in type(each[1]).__name__):
+        ranks = param.device_mesh.size(dimension)
+        if placement.is_replicate() or ranks == 1:
             continue
-        if type(placement).__name__ != "Shard" or placement.dim != 0:
+        d = getattr(placement, "dim", None)
+        if d is None:
             return 0
-        rows_per_rank = -(-rows // param.device_mesh.size(dimension))
-        begin = min(rows, rows_per_rank * param.device_mesh.get_local_rank(dimension))
-        first, rows = first + begin, min(rows_per_rank, rows - begin)
-    return first * (param.numel() // max(1, param.shape[0])) if rows == local(param).shape[0] else 0
+        size_per_rank = -(-sizes[d] // ranks)
+        begin = min(sizes[d], size_per_rank * param.device_mesh.get_local_rank(dimension))
+        first += begin * (math.prod(sizes) // max(1, sizes[d]))
+        sizes[d] = min(size_per_rank, sizes[d] - begin)
+    return first if sizes == list(local(param).shape) else 0
 
 
 def check_readable(tensor: Tensor, name: str) -> None:
