@@ -165,6 +165,27 @@ def test_a_skipped_or_abandoned_step_changes_nothing(overlap):
     assert len(optimizer.changed_weights()[0].indices) == 0
 
 
+@pytest.mark.parametrize("options", [
+    {}, {"master": True}, {"state_format": "split_float32"}, {"offload": True}, {"master": True, "offload": True},
+    {"master": True, "overlap": True}, {"master": True, "zenflow": {"topk_ratio": 1.0}}])
+def test_a_nan_that_others_have_written_is_marked_when_its_bits_change(options):
+    """torch rounds NaN to 0xFFFF, and the step to 0x7FC0."""
+    param = torch.nn.Parameter(torch.ones(64, 4, dtype=torch.bfloat16))
+    optimizer = AdamW([param], lr=1e-2, track_changes=True, **options)
+    receiver = Receiver()
+    for step in range(4):
+        optimizer.zero_grad()
+        (param * (float("inf") if step == 0 else 1.0)).sum().backward()
+        optimizer.step()
+        receiver.apply(optimizer.changed_weights())
+        receiver.check([param])
+        with torch.no_grad():
+            param.add_(1)
+        if step % 2:
+            receiver.apply(optimizer.changed_weights())
+            receiver.check([param])
+
+
 @pytest.mark.parametrize("options", [{}, {"zenflow": {"topk_ratio": 0.5, "update_interval": 1, "overlap": False}}])
 def test_params_in_another_order_of_memory(options):
     param = torch.nn.Parameter(values(1, (6, 8)).t())
@@ -181,6 +202,10 @@ def test_params_in_another_order_of_memory(options):
 
 def test_errors():
     param = torch.nn.Parameter(torch.ones(3))
+    words = torch.zeros(1, dtype=torch.int64)
+    assert adamant.changed_weights(words, param.detach(), first_index=2**63 - 3)[0].numel() == 0
+    with pytest.raises(adamant.InvalidArgument, match="first_index plus the number of weights is 9223372036854775809"):
+        adamant.changed_weights(words, param.detach(), first_index=2**63 - 2)
     with pytest.raises(adamant.InvalidArgument, match="Pass track_changes=True"):
         AdamW([param]).changed_weights()
     with pytest.raises(adamant.InvalidArgument, match="track_changes is 1"):

@@ -329,6 +329,9 @@ class StepGroup:
             changed = master.to(weight.dtype) != weight
             if bool(changed.any()):  # other masters keep the bits that the param's dtype lacks
                 master[changed] = weight[changed].to(master.dtype)
+                if self.changes is not None and bool(weight.isnan().any()):
+                    # The step compares rounded masters, which does not show that it changes the bits of a NaN.
+                    self.changes.mark(self.params[number])
         elif key == "master_low":
             # It is unknown which weights were written. All keep their low bits, unless the pair represents no master.
             low = local(state["master_low"])

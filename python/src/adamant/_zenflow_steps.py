@@ -586,6 +586,8 @@ class ZenFlowSteps:
             return
         for param in written:
             param.take_weights(as_loaded=False)
+            if self.changes is not None and bool(local(param.param.detach()).isnan().any()):
+                self.changes.mark(param.param)  # as _copy_weights() of a StepGroup
             param.version = param.current_version()
 
     # Steps

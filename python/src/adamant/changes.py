@@ -96,6 +96,7 @@ def changed_weights(changed: Any, weights: Any, *, first_index: int = 0, clear: 
     first_index = whole_number(first_index, "first_index")
     if is_torch(weights):
         import torch
+        whole_number(first_index + from_weights.elements, "first_index plus the number of weights", 2**63)
         kinds = [torch.int64 if from_weights.elements + first_index > 2**31 else torch.int32, weights.dtype]
 
         def empty(count: int, is_index: bool) -> Any:

@@ -91,6 +91,9 @@ class Changes:
             known = self._bits[id(param)] = (param, words)
         return known[1]
 
+    def mark(self, param: Tensor) -> None:
+        self.bits(param, id(param) in self._by_rows).fill_(-1)
+
     def mark_all(self) -> None:
         for _, words in self._bits.values():
             words.fill_(-1)
@@ -104,7 +107,7 @@ class Changes:
     def mark_written(self, param: Tensor, state: Dict[str, Any]) -> None:
         """Marks a param whose weights or master were written since settle()."""
         if self._versions.get(id(param)) != self._version(param, state):
-            self.bits(param, id(param) in self._by_rows).fill_(-1)
+            self.mark(param)
 
     def settle(self, param: Tensor, state: Dict[str, Any], published: bool = True) -> None:
         """Records that the bits cover all writes so far: to the param and, if it is published, to its master."""
@@ -136,7 +139,7 @@ class Changes:
                 found.append(ChangedWeights(param, name, indices, values))
         except BaseException:  # the caller does not get what was collected
             for param in cleared:
-                self.bits(param, id(param) in self._by_rows).fill_(-1)
+                self.mark(param)
             raise
         for param in cleared:  # the next step publishes a master that others have written
             self.settle(param, optimizer.state.get(param, {}), published=False)
