@@ -46,6 +46,34 @@ def test_strides_of_dimensions_of_size_1_do_not_matter(options, shape):
     assert torch.equal(param, plain)
 
 
+@pytest.mark.skipif(not hasattr(torch._dynamo.config, "compiled_autograd"), reason="needs a newer torch")
+@pytest.mark.parametrize("options", [{}, {"overlap": True}, {"overlap": True, "max_norm": 0.1}, {"accumulate": 2},
+                                     {"accumulate": 2, "overlap": True, "master": True}])
+def test_compiled_autograd(options):
+    """Has the bits of an uncompiled backward(), or is refused: it reads p.grad before a hook moves it."""
+    def train(is_compiled):
+        torch._dynamo.reset()
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 4))
+        optimizer = AdamW(model.parameters(), lr=1e-2, **options)
+
+        def backward(batch):
+            model(batch).square().mean().backward()
+        with torch._dynamo.config.patch(compiled_autograd=is_compiled):
+            run = torch.compile(backward, backend="eager") if is_compiled else backward
+            for _ in range(3):
+                optimizer.zero_grad()
+                for _ in range(options.get("accumulate", 1)):
+                    run(torch.randn(4, 8))
+                optimizer.step()
+        return [param.detach() for param in model.parameters()]
+    if "accumulate" in options:
+        with pytest.raises(InvalidArgument, match="compiled autograd, which would add earlier gradients"):
+            train(True)
+    else:
+        assert all(torch.equal(a, b) for a, b in zip(train(True), train(False)))
+
+
 @pytest.mark.parametrize("change", ["nothing", "freeze", "load_state_dict", "unfreeze"])
 def test_a_step_in_a_compiled_function(change):
     torch._dynamo.reset()

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import gc
+import sys
 import weakref
 from typing import Any, Callable, Dict, List, Optional, Tuple
 
@@ -79,8 +80,9 @@ class Backward:
                 self._watched[id(param)] = param
                 self._may_be_averaged = True
                 _owners[id(param)] = self
-                self._handles += [param.register_hook(gradient_hook(id(param))),
-                                  param.register_post_accumulate_grad_hook(accumulated_hook)]
+                # Compiled autograd would trace hooks that are not disabled.
+                self._handles += [param.register_hook(torch.compiler.disable(gradient_hook(id(param)))),
+                                  param.register_post_accumulate_grad_hook(torch.compiler.disable(accumulated_hook))]
 
     def _may_claim(self, param: Tensor) -> bool:
         """Whether no newer optimizer has the param."""
@@ -107,6 +109,14 @@ class Backward:
                                       "DistributedDataParallel, which averages gradients after they are used in "
                                       "backward(). Leave these arguments out, or shard the model with FSDP2")
 
+    def _refuse_compiled_autograd(self) -> None:
+        """Raises InvalidArgument if compiled autograd runs backward(): it reads p.grad before a hook moves it."""
+        module = sys.modules.get("torch._dynamo.compiled_autograd")
+        if getattr(module, "in_compiled_autograd_region", False):
+            raise InvalidArgument(f"cannot accumulate gradients with accumulate={self._arguments.accumulate}: backward() "
+                                  "runs under compiled autograd, which would add earlier gradients twice. Set "
+                                  "torch._dynamo.config.compiled_autograd = False, or accumulate=1")
+
     def _begin_gradients(self) -> None:
         self._backwards.clear()
         self._made.clear()
@@ -123,6 +133,7 @@ class Backward:
         if self._open is not None and self._open.step_group.number.get(id(param)) in self._open.submitted:
             self._refuse_second_backward()
         if self._arguments.accumulate > 1:
+            self._refuse_compiled_autograd()
             with torch.no_grad():
                 self._check_accumulator(param)
                 if param.grad is not None:
