@@ -481,6 +481,28 @@ def test_torch_hooks_run():
     assert seen == ["pre", "post", "save", "load"]
 
 
+def test_step_hooks_see_and_replace_torchs_arguments():
+    """A hook sees whether the closure was named, and may return another one."""
+    def losses(kind):
+        param = torch.nn.Parameter(torch.ones(3))
+        optimizer, seen = kind([param], lr=0.1), []
+
+        def closure(factor=1.0):
+            optimizer.zero_grad()
+            loss = factor * param.sum()
+            loss.backward()
+            return loss
+
+        def replace(own, arguments, named):
+            seen.append((len(arguments), sorted(named)))
+            if named:
+                return arguments, {**named, "closure": lambda: closure(2.0)}
+        optimizer.register_step_pre_hook(replace)
+        found = [optimizer.step(closure), optimizer.step(closure=closure), optimizer.step()]
+        return seen, [None if loss is None else loss.item() for loss in found]
+    assert losses(AdamW) == losses(torch.optim.AdamW)
+
+
 def test_autograd_detects_changed_params():
     a = torch.nn.Parameter(torch.ones(3))
     optimizer = AdamW([a])

@@ -3,10 +3,11 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import threading
 import weakref
-from typing import Any, Callable, Dict, List, Optional, Set, Tuple
+from typing import Any, Callable, Dict, List, Optional, Set, Tuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -29,6 +30,7 @@ from ._saving import Saving
 from ._state import complete_state, count_tensor, settle_count
 
 _creations = itertools.count()
+_Function = TypeVar("_Function", bound=Callable[..., Any])
 # Keep torch's classes: users may assign ours to torch.optim.
 torch_adam, torch_adamw = torch.optim.Adam, torch.optim.AdamW
 
@@ -47,6 +49,20 @@ _not_for_partitions = {
 def _remove(handles: List[Any]) -> None:
     for handle in handles:
         handle.remove()
+
+
+def _with_hooks(step: _Function) -> _Function:
+    """Calls torch's wrapper of step() only if hooks or the profiler need it: it takes longer than a small step."""
+    wrapped = torch.optim.Optimizer.profile_hook_step(step)
+
+    @functools.wraps(step)
+    def call(self: Any, *arguments: Any, **named: Any) -> Any:  # hooks see which arguments are named
+        is_needed = (self._optimizer_step_pre_hooks or self._optimizer_step_post_hooks
+                     or _torch_optimizer._global_optimizer_pre_hooks or _torch_optimizer._global_optimizer_post_hooks
+                     or torch.autograd._profiler_enabled())
+        return (wrapped if is_needed else step)(self, *arguments, **named)
+    call.hooked = True  # type: ignore[attr-defined]
+    return call  # type: ignore[return-value]
 
 
 def _disable_compilation() -> None:
@@ -313,6 +329,7 @@ class Steps(Backward, Saving):
 
     # Steps
 
+    @_with_hooks
     def step(self, closure: Optional[Callable[[], Any]] = None) -> Any:
         """Perform one step for all params that have a gradient.
 
@@ -339,27 +356,6 @@ class Steps(Backward, Saving):
         `param_groups` and `state` are read at every call. If a param or state changed after backward() began the step
         (overlap), params and states are inconsistent: load a state.
         """
-        if (self._optimizer_step_pre_hooks or self._optimizer_step_post_hooks  # type: ignore[attr-defined]
-                or _torch_optimizer._global_optimizer_pre_hooks or _torch_optimizer._global_optimizer_post_hooks
-                or torch.autograd._profiler_enabled()):
-            return self._step_with_hooks(*(() if closure is None else (closure,)))
-        return self._step(closure)
-
-    # Bypass torch's wrapper unless hooks or the profiler need it: it takes longer than a small step.
-    step.hooked = True  # type: ignore[attr-defined]
-
-    def _refuse_partitions(self) -> None:
-        """Raises InvalidArgument in an engine that partitions params, for arguments that need whole params."""
-        engine = partitioning_engine()
-        given = self._arguments.non_defaults()
-        if self._process_group is not None:
-            given["process_group"] = self._process_group
-        for argument, reason in _not_for_partitions.items():
-            if engine is not None and argument in given and given[argument] != "zero":
-                raise InvalidArgument(f"cannot use {argument} in {engine}: {reason.format(engine)}. Leave it out")
-        self._may_be_partitioned = False
-
-    def _step(self, closure: Optional[Callable[[], Any]] = None) -> Any:
         if self._may_be_partitioned:
             self._refuse_partitions()
         loss = None
@@ -384,7 +380,16 @@ class Steps(Backward, Saving):
             return torch.tensor(norm, dtype=torch.float64, device="cpu")
         return loss
 
-    _step_with_hooks = torch.optim.Optimizer.profile_hook_step(_step)
+    def _refuse_partitions(self) -> None:
+        """Raises InvalidArgument in an engine that partitions params, for arguments that need whole params."""
+        engine = partitioning_engine()
+        given = self._arguments.non_defaults()
+        if self._process_group is not None:
+            given["process_group"] = self._process_group
+        for argument, reason in _not_for_partitions.items():
+            if engine is not None and argument in given and given[argument] != "zero":
+                raise InvalidArgument(f"cannot use {argument} in {engine}: {reason.format(engine)}. Leave it out")
+        self._may_be_partitioned = False
 
     def _step_all(self) -> Optional[Report]:
         step_groups = self._step_groups
