@@ -179,6 +179,10 @@ static int read_partner(PyObject* array, const column* list, Py_ssize_t index, s
 static PyObject* tuple_of(PyObject* list, const char* name, Py_ssize_t count, const char* first)
 {
     PyObject* tuple = PySequence_Tuple(list);
+    if (tuple == NULL && PyErr_ExceptionMatches(PyExc_TypeError)) {
+        PyErr_Clear();
+        PyErr_Format(invalid_argument, "cannot use %R as %s: it is not a sequence. Pass one for each tensor", list, name);
+    }
     if (tuple != NULL && count >= 0 && PyTuple_Size(tuple) != count) {
         PyErr_Format(invalid_argument, "cannot use %zd %s with %zd %s: pass one for each", PyTuple_Size(tuple), name,
                      count, first);

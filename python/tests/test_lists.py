@@ -210,6 +210,9 @@ def test_a_negated_element_is_refused():
     (dict(steps=[1, 1, torch.tensor(float("nan"))]), r"steps\[2\] is nan"),
     (dict(steps=[1, True, 1]), r"steps\[1\] is True"),
     (dict(steps=[1, 1, torch.ones(2)]), r"steps\[2\]"),
+    (dict(steps=2.0), "cannot use 2.0 as steps: it is not a sequence"),
+    (dict(steps=True), "cannot use True as steps: it is not a sequence"),
+    (dict(grads=None), "cannot use None as grads: it is not a sequence"),
     (dict(steps=[1, 1]), "cannot use 2 steps with 3 params: pass one for each"),
     (dict(grads=[]), "cannot use 0 grads with 3 params"),
     (dict(weight_outs=[None]), "cannot use 1 weight_outs with 3 params"),
@@ -366,6 +369,7 @@ def test_numpy_sums():
     ([torch.zeros(3)], [], False, "cannot use 0 grads with 1 sums"),
     ([torch.zeros(3)], [torch.zeros(4)], False, r"sums\[0\] with grads\[0\]: they have 3 and 4 elements"),
     ([torch.zeros(3)], [torch.zeros(3)], [True, False], "cannot use 2 values of replace with 1 sums"),
+    ([torch.zeros(3)], [torch.zeros(3)], 1, "cannot use 1 as values of replace: it is not a sequence"),
     ([torch.zeros(3), torch.zeros(3, dtype=f16)], [torch.zeros(3)] * 2, False, "item 1 of the list: sum_dtype is 3"),
     ([torch.zeros(3).double()], [torch.zeros(3)], False, r"sums\[0\] has elements of type float64"),
 ])

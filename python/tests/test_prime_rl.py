@@ -81,11 +81,13 @@ def refused(change):
     (lambda a, v: v.update(lr=float("nan")), "lr"),
     (lambda a, v: a["params"].__setitem__(2, a["params"][2].double()), r"params\[2\] is torch.float64"),
     (lambda a, v: a["params"].__setitem__(2, a["params"][2].bfloat16()), r"params\[2\] is torch.bfloat16"),
-    (lambda a, v: a["exp_avgs"].__setitem__(1, torch.zeros(65, 33).t()), r"exp_avg of 'params\[1\]'.*contiguous"),
-    (lambda a, v: a["exp_avg_sqs"].__setitem__(3, torch.zeros(2)), r"exp_avg_sq of 'params\[3\]' has 2 elements"),
+    (lambda a, v: a["exp_avgs"].__setitem__(1, torch.zeros(65, 33).t()), r"exp_avgs\[1\].*contiguous"),
+    (lambda a, v: a["exp_avg_sqs"].__setitem__(3, torch.zeros(2)), r"params\[3\] with exp_avg_sqs\[3\]: they have 1 and 2 elements"),
     (lambda a, v: a["state_steps"].__setitem__(3, torch.tensor(0.5)), r"params\[3\]: step is"),
     (lambda a, v: v.update(compute_params=[torch.empty(p.numel() - (p.dim() == 0)) for p in a["params"]]),
-     r"compute_params\[3\] is on cpu with 0 elements"),
+     r"params\[3\] with weight_outs\[3\]: they have 1 and 0 elements"),
+    (lambda a, v: a["grads"].__setitem__(2, a["params"][2]), "item 2 of the list: param and grad overlap"),
+    (lambda a, v: a["params"].__setitem__(2, a["params"][1]), "params"),
 ])
 def test_a_refused_step_changes_nothing(change, message):
     arguments, values = refused(change)

@@ -10,15 +10,14 @@ Needs no compiler. sign_sgd_step() is missing: the import above keeps prime-rl's
 
 from __future__ import annotations
 
-from ctypes import byref
 from typing import Any, List, Optional, Sequence
 
 import torch
 from torch import Tensor
 
-from .._library import InvalidArgument, Unavailable, check, library
+from .._library import InvalidArgument, Unavailable
 from ..executor import shared_executor
-from ..optimizer import hyperparameters, make_shard
+from ..lists import step as step_list
 from ..torch._state import steps_of
 
 __all__ = ["adamw_step", "add_bfloat16_", "copy_bfloat16_", "copy_or_add_bfloat16_multi_", "load_cpu_adamw_kernel"]
@@ -97,38 +96,20 @@ def adamw_step(params: List[Tensor], grads: List[Tensor], exp_avgs: List[Tensor]
     InvalidArgument
         A tensor or a value cannot be used. Nothing has changed.
     """
-    function, outputs = "adamw_step", compute_params or [None] * len(params)
+    function = "adamw_step"
     _check_counts(function, params, grads=grads, exp_avgs=exp_avgs, exp_avg_sqs=exp_avg_sqs, state_steps=state_steps,
-                  compute_params=outputs)
+                  compute_params=compute_params or params)
     if not 0 < gradient_scale < float("inf"):
         _refuse(function, f"gradient_scale is {gradient_scale!r}, but must be a finite number above 0")
-    hyper = hyperparameters(lr, (beta1, beta2), eps, weight_decay, exp_avg_sq_rounding="nearest")
-    shards, steps = [], []
-    for i, (param, grad, exp_avg, exp_avg_sq, step, out) in enumerate(
-            zip(params, grads, exp_avgs, exp_avg_sqs, state_steps, outputs)):
-        arrays = {"param": param, "grad": grad, "exp_avg": exp_avg, "exp_avg_sq": exp_avg_sq}
-        if out is not None and out.dtype != torch.float32:
-            arrays["weight_out"] = out
-        elif out is not None and (out.device.type != "cpu" or out.numel() != param.numel()):
-            _refuse(function, f"compute_params[{i}] is on {out.device} with {out.numel()} elements, but must be in "
-                              f"host memory with {param.numel()}")
+    for i, param in enumerate(params):
         if param.dtype != torch.float32:
             _refuse(function, f"params[{i}] is {param.dtype}, but must be torch.float32")
-        shards.append(make_shard(f"params[{i}]", arrays))
-        steps.append(steps_of(step, f"params[{i}]") + 1)
-    _step_list(shards, hyper, steps, gradient_scale)
-    for param, step, number, out in zip(params, state_steps, steps, outputs):
+    steps = [steps_of(step, f"params[{i}]") + 1 for i, step in enumerate(state_steps)]
+    step_list(params, grads, exp_avgs, exp_avg_sqs, steps, lr=lr, betas=(beta1, beta2), eps=eps,
+              weight_decay=weight_decay, exp_avg_sq_rounding="nearest", weight_outs=compute_params or None,
+              grad_scale=gradient_scale)
+    for step, number in zip(state_steps, steps):
         step.fill_(number)
-        if out is not None and out.dtype == torch.float32:
-            out.copy_(param.view(out.shape))
-
-
-def _step_list(shards: List[Any], hyper: Any, steps: List[int], gradient_scale: float) -> None:
-    """Steps shards one by one. The first call checks the hyperparameters of all."""
-    executor = shared_executor()
-    for shard, step in zip(shards, steps):
-        check(library().adamant_step_shard(executor.pointer, byref(shard), byref(hyper), step, 1.0, gradient_scale,
-                                           None))
 
 
 def sign_sgd_step(*_: Any, **__: Any) -> None:
