@@ -16,7 +16,7 @@ def read(path):
         header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
         data = bytearray(file.read())  # arrays are views of it
     arrays = {name: numpy.frombuffer(memoryview(data)[slice(*entry["data_offsets"])], BITS[entry["dtype"]])
-              for name, entry in header.items() if name != "__metadata__"}
+              for name, entry in header.items() if entry.get("dtype") in BITS}  # others are copied
     return header, header.setdefault("__metadata__", {}), arrays, data
 
 
@@ -28,6 +28,8 @@ if change.get("format") != "changed_weights" or change.get("base", metadata.get(
 first_index = json.loads(change.get("first_index", "{}"))
 for name, elements in json.loads(change["elements"]).items():
     if (values := delta.get(f"{name}.values")) is not None:
+        if name not in weights:
+            sys.exit(f"cannot apply a delta of {name}: {weights_path} has no such tensor, or of another dtype.")
         indices = delta.get(f"{name}.indices", numpy.arange(elements)).astype("i8") + first_index.get(name, 0)
         assert weights[name].size == elements and delta_header[f"{name}.values"]["dtype"] == header[name]["dtype"], name
         assert indices.size == values.size and (indices >= 0).all(), f"the indices of {name} are not those of its values"

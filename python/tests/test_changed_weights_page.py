@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The programs of docs/changed_weights.md."""
 import json
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -44,3 +47,27 @@ def test_deltas_have_a_base():
         optimizer.step()
         tensors, metadata = new_delta(optimizer, f"run1-{step}", f"run1-{step - 1}" if step > 1 else None)
     assert tensors["weight.indices"].numel() == tensors["weight.values"].numel() < 512 * 512
+
+
+def test_apply_delta_copies_other_tensors_and_names_unknown_ones(tmp_path):
+    numpy = pytest.importorskip("safetensors.numpy")
+    import numpy as np
+    program = Path(__file__).parents[2] / "examples" / "apply_delta.py"
+    if not program.exists():
+        pytest.skip("the examples are not here")
+    weights = {"w": np.arange(6, dtype="f4"), "mask": np.array([True, False, True]), "wide": np.ones(3)}
+
+    def apply(name):
+        numpy.save_file(weights, tmp_path / "weights", {"version": "v1"})
+        numpy.save_file({f"{name}.values": np.full(2, 9, "f4"), f"{name}.indices": np.array([1, 4], "u4")},
+                        tmp_path / "delta", {"format": "changed_weights", "base": "v1", "version": "v2",
+                                             "elements": json.dumps({name: 6})})
+        return subprocess.run([sys.executable, program, tmp_path / "weights", tmp_path / "delta"], capture_output=True,
+                              text=True)
+    assert apply("w").returncode == 0
+    found = numpy.load_file(tmp_path / "weights")
+    assert found["w"].tolist() == [0, 9, 2, 3, 9, 5]
+    assert found["mask"].tolist() == [True, False, True] and found["wide"].tolist() == [1, 1, 1]
+    for name in ("unknown", "mask"):
+        assert f"cannot apply a delta of {name}: " in apply(name).stderr
+        assert numpy.load_file(tmp_path / "weights")["w"].tolist() == [0, 1, 2, 3, 4, 5]
