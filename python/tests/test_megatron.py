@@ -283,3 +283,21 @@ def test_other_classes_stay_and_refused_options_change_nothing():
     assert isinstance(hybrid.cpu_optimizers[0], torch.optim.SGD)
     with pytest.raises(adamant.InvalidArgument, match="amsgrad"):
         make(amsgrad=True)
+
+
+@pytest.mark.parametrize("seed", [{}, {"rounding_seed": 2**64 - 1}])
+def test_buckets_have_random_numbers_of_their_own(seed, monkeypatch):
+    """Params of several buckets have the same index, which takes the place of a name."""
+    megatron.install(state_format="bfloat16", **seed)
+    monkeypatch.setattr(cpu_offloading.HybridDeviceOptimizer, "_bucket_elems", 1)
+    weight = torch.randn(64, 32)
+    params = [fake_gpu.fake(weight), fake_gpu.fake(weight)]
+    hybrid = cpu_offloading.HybridDeviceOptimizer(
+        [{"params": params}], offload_fraction=1.0, cpu_optimizer_cls=torchs, gpu_optimizer_cls=torchs,
+        param_update_in_fp32=True, overlap_cpu_optimizer_d2h_h2d=True, lr=1e-2)
+    for _ in range(2):
+        for param in params:
+            param.grad = torch.ones(64, 32) * 0.3
+        hybrid.step()
+    one, two = (state["exp_avg_sq"] for state in hybrid.state.values())
+    assert one.dtype == torch.bfloat16 and not torch.equal(one, two)

@@ -74,7 +74,11 @@ def _subclass(base: Any, options: Dict[str, Any]) -> Any:
                         buckets[-1].append({**group, "params": []})
                         is_new = False
                     buckets[-1][-1]["params"].append(param)
-            return [cpu_optimizer_cls(groups) for groups in buckets]
+            if getattr(cpu_optimizer_cls, "func", None) not in (Adam, AdamW):
+                return [cpu_optimizer_cls(groups) for groups in buckets]
+            # Params without names have their index in the bucket in place of one, so that seeds must differ.
+            seed = options.get("rounding_seed", 0)
+            return [cpu_optimizer_cls(groups, rounding_seed=(seed + number) % 2**64) for number, groups in enumerate(buckets)]
 
         def step(self, closure: Any = None) -> None:
             self._take_written_weights()

@@ -101,7 +101,7 @@ class AdamW(Steps, torch_adamw):
     accumulate : int, default 1
         Number of backward() calls whose gradients are accumulated in float32 for one step, whatever the dtype of the
         gradients. step() may come after fewer calls. The sum is not divided: scale the loss. `p.grad` holds the last
-        gradient only.
+        gradient only. Not under compiled autograd.
     state_format : str or None, default None
         Format of new moments: "float32", "bfloat16" or "quantized8" (8-bit moments). "split_float32",
         "split_float32+bfloat16" and "split_float32+quantized8" have the same moments and split master weights for
