@@ -17,6 +17,7 @@ from torch import Tensor
 
 from .._library import InvalidArgument, Unavailable
 from ..executor import shared_executor
+from ..lists import native
 from ..lists import step as step_list
 from ..torch._state import steps_of
 
@@ -25,6 +26,7 @@ __all__ = ["adamw_step", "add_bfloat16_", "copy_bfloat16_", "copy_or_add_bfloat1
 
 def load_cpu_adamw_kernel() -> None:
     """Load libadamant_c, so that later calls do not wait for it."""
+    native()
     shared_executor()
 
 
