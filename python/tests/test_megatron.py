@@ -301,3 +301,33 @@ def test_buckets_have_random_numbers_of_their_own(seed, monkeypatch):
         hybrid.step()
     one, two = (state["exp_avg_sq"] for state in hybrid.state.values())
     assert one.dtype == torch.bfloat16 and not torch.equal(one, two)
+
+
+def test_isinstance_answers_as_before():
+    """Also about optimizers that were made before install(), whose reload_model_params() asks for their class."""
+    originals = cpu_offloading.HybridDeviceOptimizer
+    made = [make()[1]]
+    for options in ({"state_format": "bfloat16"}, {"state_format": "quantized8"}):
+        megatron.install(**options)
+        made.append(make()[1])
+
+    class Own(cpu_offloading.HybridDeviceOptimizer):
+        pass
+    for kind in (cpu_offloading.HybridDeviceOptimizer, distrib_optimizer.HybridDeviceOptimizer, originals):
+        assert all(isinstance(each, kind) for each in made) and issubclass(Own, kind) and issubclass(originals, kind)
+        assert not isinstance(torch.nn.Linear(1, 1), kind) and not issubclass(torchs, kind)
+    assert not any(isinstance(each, Own) for each in made)
+    megatron.uninstall()
+    assert all(isinstance(each, cpu_offloading.HybridDeviceOptimizer) for each in made)
+
+
+@pytest.mark.parametrize("kind", ["Adam", "AdamW"])
+def test_options_after_install_of_the_torch_classes(kind):
+    adamant.torch.install()
+    try:
+        megatron.install(state_format="quantized8")
+        params, hybrid = make(cpu_optimizer_cls=getattr(torch.optim, kind))
+    finally:
+        adamant.torch.uninstall()
+    step(params, hybrid, 0)
+    assert all(state["exp_avg"].dtype == torch.uint8 for state in hybrid.state.values())

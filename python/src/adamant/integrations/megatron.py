@@ -21,6 +21,7 @@ from torch import Tensor
 from .._library import InvalidArgument
 from .._quantized8 import dequantized, is_quantized, moments, quantized
 from ..torch import Adam, AdamW
+from ..torch import _installed as _installed_classes
 from ..torch._arguments import formats
 from ..torch._stepping import torch_adam, torch_adamw
 
@@ -45,14 +46,24 @@ def _converted(state: Dict[str, Any], param: Tensor, dtype: torch.dtype) -> Dict
 def _subclass(base: Any, options: Dict[str, Any]) -> Any:
     state_format = options.get("state_format")
 
-    class HybridDeviceOptimizer(base):  # type: ignore[misc]
+    class Kind(type(base)):  # type: ignore[misc]
+        """isinstance() and issubclass() answer as for Megatron's class, also about optimizers made before install()."""
+
+        def __instancecheck__(cls, instance: Any) -> bool:
+            return isinstance(instance, base) if cls is HybridDeviceOptimizer else super().__instancecheck__(instance)
+
+        def __subclasscheck__(cls, other: Any) -> bool:
+            return issubclass(other, base) if cls is HybridDeviceOptimizer else super().__subclasscheck__(other)
+
+    class HybridDeviceOptimizer(base, metaclass=Kind):  # type: ignore[misc]
         _bucket_elems = 1 << 24
         _saved: Dict[int, Dict[str, Any]] = {}  # states that load_state_dict() loads, by the param's id
 
         def _init_sub_optimizers(self) -> None:
             # The class in `defaults`, which checkpoints contain, stays the caller's.
-            for original, ours in ((torch_adamw, AdamW), (torch_adam, Adam)):
-                if self.defaults["cpu_optimizer_cls"] in (original, ours):
+            for kinds, ours in (((torch_adamw, AdamW, _installed_classes.AdamW), AdamW),
+                                ((torch_adam, Adam, _installed_classes.Adam), Adam)):
+                if self.defaults["cpu_optimizer_cls"] in kinds:
                     self.cpu_optimizer_cls = functools.partial(ours, **options)
             super()._init_sub_optimizers()
             self._versions = {param: param._version for param in self.param_to_inner_param}

@@ -41,7 +41,8 @@ def install() -> None:
     For frameworks that create the optimizer themselves. Call it before modules are imported that execute
     `from torch.optim import AdamW`: such names keep torch's class. Existing optimizers, pickles and classes, and
     `torch.optim.adam` and `torch.optim.adamw`, are unchanged. isinstance() and issubclass() answer as before. An
-    argument that is refused, such as amsgrad, is an error. May be called again. Not thread-safe.
+    argument that is refused, such as amsgrad, is an error. The classes have the metaclass ABCMeta, so a subclass with
+    another metaclass needs one that derives from it. May be called again. Not thread-safe.
 
     Examples
     --------
