@@ -145,6 +145,15 @@ def test_rollback_restores_every_bit(param, moment, grad, poison):
     assert same(all_bits(arrays), before)
 
 
+@pytest.mark.parametrize("step, said", [(0, "step is 0, but must be a whole number from 1"), (-1, "step is -1"),
+                                        (2.0, "step is 2.0")])
+def test_an_invalid_step_number_is_named(step, said):
+    arrays = [torch.ones(5), torch.ones(5), torch.zeros(5), torch.zeros(5)]
+    with pytest.raises(adamant.InvalidArgument, match=said):
+        op.adam_update(1, step, *hyper.values(), *arrays)
+    assert torch.equal(arrays[0], torch.ones(5))
+
+
 def test_small_tensors_keep_several_records():
     arrays = tensors()
     states = []

@@ -811,7 +811,10 @@ def test_a_grad_scaler_skips_and_unscales():
 
 def test_invalid_options_are_refused():
     param = torch.nn.Parameter(torch.ones(4, 3))
-    for wrong, said in (({"topk_ratio": 1.5}, "topk_ratio is 1.5"), ({"topk_ratio": float("nan")}, "topk_ratio is nan"),
+    for wrong, said in (({"topk_ratio": 1.5}, "topk_ratio is 1.5"), ({"topk_ratio": "x"}, "topk_ratio is 'x'"),
+                        ({"auto_ratio": None}, "auto_ratio is None"), ({"overlap": "yes"}, "overlap is 'yes'"),
+                        ({"select_interval": 2**64}, "select_interval is 18446744073709551616"),
+                        ({"topk_ratio": float("nan")}, "topk_ratio is nan"),
                         ({"select_interval": 0}, "select_interval is 0"),
                         ({"update_interval": 0}, "update_interval is 0.*auto"),
                         ({"update_interval": "never"}, "'never'"), ({"update_interval": 2.0}, "update_interval is 2.0"),
@@ -1206,3 +1209,13 @@ def test_the_example_of_engines_md(capsys):
     report = optimizer.last_report
     print(f"loss {loss.item():.2f}: {report.elements} elements stepped, {report.zenflow.deferred} deferred")
     assert capsys.readouterr().out.startswith("loss 0.") and report.elements == 2 * 256 + 26 * 5 + 256 + 5
+
+
+def test_a_param_that_is_listed_twice_is_stepped_once():
+    once, twice = (torch.nn.Parameter(torch.ones(4, 6)) for _ in range(2))
+    optimizers = [AdamW([once], lr=0.1, zenflow={"topk_ratio": 0.5}), AdamW([twice, twice], lr=0.1, zenflow={"topk_ratio": 0.5})]
+    for step in range(3):
+        for param, optimizer in zip((once, twice), optimizers):
+            param.grad = torch.arange(24.0).view(4, 6) - step
+            optimizer.step()
+    assert torch.equal(once, twice)

@@ -7,7 +7,7 @@ import sys
 from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 from ._arrays import ArrayInfo, array_info
-from ._library import InvalidArgument, Unavailable
+from ._library import InvalidArgument, Unavailable, whole_number
 from .executor import Executor
 from .lists import native
 from .optimizer import Optimizer
@@ -117,6 +117,7 @@ class Records:
         return record
 
     def update(self, hyper: Hyper, step: int, arrays: Sequence[Any]) -> None:
+        whole_number(step, "step", minimum=1)
         record = self._new_record(arrays[1])
         if self._copies:
             for copy, array in zip(record, self._arrays):

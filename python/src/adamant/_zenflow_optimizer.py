@@ -7,6 +7,7 @@ import ctypes
 from array import array as packed
 from ctypes import byref, c_size_t
 from dataclasses import asdict, dataclass
+from numbers import Real
 from typing import Any, Callable, Dict, List, Optional, Sequence, Union
 
 from ._library import (Error, Handle, InvalidArgument, OptimizerOptions, ReduceColumns, Report, ZenFlowOptions,
@@ -44,7 +45,8 @@ class ZenFlow:
     full_warm_up_rounds : int, default 0
         Number of plain steps of all columns at the beginning of training.
     score : {"magnitude", "square"}, default "magnitude"
-        Score of a column: the sum of the magnitudes or of the squares of its gradient.
+        Score of a column: the sum of the magnitudes or of the squares of its gradient. Gradients below 2**-23 of the
+        matrix's largest count as 0, with "square" those below 2**-11.5.
     scope : {"each_param", "all_params"}, default "each_param"
         "each_param" selects the share within each matrix. "all_params" selects among the columns of all matrices, for
         one share of all elements.
@@ -74,13 +76,15 @@ class ZenFlow:
             value = getattr(self, name)
             if name == "update_interval" and value == "auto":
                 continue
-            if not isinstance(value, int) or isinstance(value, bool) or value < minimum:
+            if not isinstance(value, int) or isinstance(value, bool) or not minimum <= value < 2**64:
                 raise InvalidArgument(f"zenflow's {name} is {value!r}, but must be a number of steps, from {minimum}"
                                       f"{', or auto' if name == 'update_interval' else ''}")
-        if not 0 <= self.topk_ratio <= 1:
-            raise InvalidArgument(f"zenflow's topk_ratio is {self.topk_ratio}, but must be from 0 to 1")
-        if not 0 <= self.auto_ratio <= 1e300:
-            raise InvalidArgument(f"zenflow's auto_ratio is {self.auto_ratio}, but must be finite and at least 0")
+        for name, maximum, limits in (("topk_ratio", 1, "from 0 to 1"), ("auto_ratio", 1e300, "finite and at least 0")):
+            value = getattr(self, name)
+            if not isinstance(value, Real) or isinstance(value, bool) or not 0 <= value <= maximum:
+                raise InvalidArgument(f"zenflow's {name} is {value!r}, but must be {limits}")
+        if not isinstance(self.overlap, bool):
+            raise InvalidArgument(f"zenflow's overlap is {self.overlap!r}, but must be True or False")
         enum_value("zenflow's score", self.score, _scores)
         enum_value("zenflow's scope", self.scope, _scopes)
 

@@ -531,7 +531,10 @@ class ZenFlowSteps:
         """Applies everything that has changed since the last step."""
         self._check_process()
         optimizer._refuse_groups()
-        members = [(group, param) for group, param in optimizer._all_params()
+        distinct: Dict[int, Tuple[int, Tensor]] = {}  # a param that is listed twice is stepped once
+        for member in optimizer._all_params():
+            distinct.setdefault(id(member[1]), member)
+        members = [(group, param) for group, param in distinct.values()
                    if param.requires_grad or param.grad is not None or param in optimizer.state]
         for _, param in members:
             check_memory(param, f"cannot step {optimizer._name(param)}: it")
