@@ -28,15 +28,13 @@ if change.get("format") != "changed_weights" or change.get("base", metadata.get(
 first_index = json.loads(change.get("first_index", "{}"))
 for name, elements in json.loads(change["elements"]).items():
     if (values := delta.get(f"{name}.values")) is not None:
-        if name not in weights:
-            sys.exit(f"cannot apply a delta of {name}: {weights_path} has no such tensor, or of another dtype.")
         indices = delta.get(f"{name}.indices", numpy.arange(elements)).astype("i8") + first_index.get(name, 0)
-        assert weights[name].size == elements and delta_header[f"{name}.values"]["dtype"] == header[name]["dtype"], name
+        if header.get(name, {}).get("dtype") != delta_header[f"{name}.values"]["dtype"] or weights[name].size != elements:
+            sys.exit(f"cannot apply a delta of {name}: {weights_path} has another type or number of elements, or none.")
         assert indices.size == values.size and (indices >= 0).all(), f"the indices of {name} are not those of its values"
         weights[name][indices] = values
 metadata["version"] = change["version"]
-text = json.dumps(header).encode()
-text += b" " * (-len(text) % 8)
+text = (text := json.dumps(header).encode()) + b" " * (-len(text) % 8)
 with open(f"{weights_path}.new", "wb") as file:
     file.write(len(text).to_bytes(8, "little") + text + data)
 os.replace(f"{weights_path}.new", weights_path)
