@@ -2,8 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Applies a delta to a safetensors file of weights, with NumPy alone. Run: python apply_delta.py WEIGHTS DELTA
 
-docs/changed_weights.md describes deltas. The weights file is replaced when all of it is written.
-"""
+docs/changed_weights.md describes deltas. The weights file is replaced when all of it is written."""
 import json
 import os
 import sys
@@ -34,7 +33,8 @@ for name, elements in json.loads(change["elements"]).items():
         assert indices.size == values.size and (indices >= 0).all(), f"the indices of {name} are not those of its values"
         weights[name][indices] = values
 metadata["version"] = change["version"]
-text = (text := json.dumps(header).encode()) + b" " * (-len(text) % 8)
+text = json.dumps(header).encode()
+text += b" " * (-len(text) % 8)
 with open(f"{weights_path}.new", "wb") as file:
     file.write(len(text).to_bytes(8, "little") + text + data)
 os.replace(f"{weights_path}.new", weights_path)

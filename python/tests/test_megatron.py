@@ -305,7 +305,7 @@ def test_buckets_have_random_numbers_of_their_own(seed, monkeypatch):
 
 def test_isinstance_answers_as_before():
     """Also about optimizers that were made before install(), whose reload_model_params() asks for their class."""
-    originals = cpu_offloading.HybridDeviceOptimizer
+    original = cpu_offloading.HybridDeviceOptimizer
     made = [make()[1]]
     for options in ({"state_format": "bfloat16"}, {"state_format": "quantized8"}):
         megatron.install(**options)
@@ -313,8 +313,8 @@ def test_isinstance_answers_as_before():
 
     class Own(cpu_offloading.HybridDeviceOptimizer):
         pass
-    for kind in (cpu_offloading.HybridDeviceOptimizer, distrib_optimizer.HybridDeviceOptimizer, originals):
-        assert all(isinstance(each, kind) for each in made) and issubclass(Own, kind) and issubclass(originals, kind)
+    for kind in (cpu_offloading.HybridDeviceOptimizer, distrib_optimizer.HybridDeviceOptimizer, original):
+        assert all(isinstance(each, kind) for each in made) and issubclass(Own, kind) and issubclass(original, kind)
         assert not isinstance(torch.nn.Linear(1, 1), kind) and not issubclass(torchs, kind)
     assert not any(isinstance(each, Own) for each in made)
     megatron.uninstall()
