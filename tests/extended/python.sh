@@ -10,7 +10,7 @@ case $3 in
 torch)
     rm -rf "$folder/venv"
     python3 -m venv "$folder/venv"
-    "$folder/venv/bin/pip" install --quiet -r "$package/tests/requirements.txt"
+    "$folder/venv/bin/pip" install --quiet --no-compile -r "$package/tests/requirements.txt"
     ;;
 wheel)
     rm -rf "$folder/wheel"
