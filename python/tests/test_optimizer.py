@@ -31,6 +31,11 @@ def adamw_step(a, t, lr, beta1, beta2, eps, decay, clip=1.0):
 
 
 no_counts = [-1, -(2**64), 2**64, 2**64 + 1, 1.5, 1.0, True, "1", None, np.float32(1), np.bool_(True)]
+try:
+    import torch
+    no_counts += [torch.tensor(True), torch.ones(1, dtype=torch.bool)]  # which convert to an index
+except ImportError:
+    pass
 
 
 def integer_arguments(executor):

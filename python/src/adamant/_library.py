@@ -60,6 +60,11 @@ _errors: Dict[int, Type[Error]] = {
 }
 
 
+def is_bool(value: Any) -> bool:
+    """Whether the value is a boolean of Python, NumPy or torch, all of which convert to numbers."""
+    return isinstance(value, bool) or str(getattr(value, "dtype", "")) in ("bool", "torch.bool")
+
+
 def whole_number(value: Any, name: str, maximum: int = 2**64 - 1, minimum: int = 0) -> int:
     """Converts to an integer in range; ctypes would truncate it silently.
 
@@ -71,7 +76,7 @@ def whole_number(value: Any, name: str, maximum: int = 2**64 - 1, minimum: int =
         number = operator.index(value)
     except TypeError:
         number = minimum - 1
-    if isinstance(value, bool) or not minimum <= number <= maximum:
+    if is_bool(value) or not minimum <= number <= maximum:
         raise InvalidArgument(f"{name} is {value!r}, but must be a whole number from {minimum} to {maximum}")
     return number
 

@@ -11,7 +11,7 @@ from typing import Any, Dict, Optional, Tuple, Union
 import torch
 from torch import Tensor
 
-from .._library import InvalidArgument
+from .._library import InvalidArgument, is_bool
 from .._zenflow_optimizer import ZenFlow
 from ..executor import Cores, allowed_pus, pus_of, pus_text, select_cores
 
@@ -54,7 +54,7 @@ def check_param(param: Tensor, name: str) -> None:
 
 
 def _check_number(name: str, value: Any, minimum: float, maximum: float, expected: str) -> None:
-    is_number = not isinstance(value, bool) and isinstance(value, (int, float, Tensor))
+    is_number = not is_bool(value) and isinstance(value, (int, float, Tensor))
     if not is_number or not minimum <= float(value) <= maximum:
         raise InvalidArgument(f"{name} is {value!r}, but must be {expected}")
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from .._arrays import GROUP_BYTES, GROUP_ELEMS, group_count
 from .._host_copies import as_dtensor, check_memory, local
-from .._library import InvalidArgument, counted
+from .._library import InvalidArgument, counted, is_bool
 from .._quantized8 import is_quantized, moments, zeros
 from .._split_masters import masters
 from ._arguments import formats
@@ -224,9 +224,8 @@ def check_hyper(group: Any, number: int) -> None:
         raise InvalidArgument(f"cannot load parameter group {number}: it must be a dictionary with \"params\"")
 
     def check_number(name: str, value: Any, limit: float = float("inf")) -> None:
-        is_bool = isinstance(value, bool) or str(getattr(value, "dtype", "")).endswith("bool")
         try:
-            read = -1.0 if is_bool or isinstance(value, (str, bytes)) else float(value)
+            read = -1.0 if is_bool(value) or isinstance(value, (str, bytes)) else float(value)
         except (TypeError, ValueError, RuntimeError, OverflowError):
             read = -1.0
         if not 0 <= read < limit:
