@@ -7,26 +7,25 @@ import os
 import sys
 from pathlib import Path
 
-_package = Path(__file__).parent
+from ._extension import package_folders
+
 # For C++: -Dadamant_DIR=$(python -m adamant --cmake-dir), or -I$(python -m adamant --include-dir).
-_folders = {"--cmake-dir": _package / "share" / "cmake" / "adamant", "--include-dir": _package / "include"}
+_folders = {"--cmake-dir": "share/cmake/adamant", "--include-dir": "include"}
 
 
-def _fail(message: str) -> None:
-    sys.exit(f"adamant: {message}: the file does not exist. Install the package with pip")
+def _installed(name: str, verb: str) -> Path:
+    paths = [folder / name for folder in package_folders()]
+    for path in paths:
+        if path.exists():
+            return path
+    sys.exit(f"adamant: cannot {verb} {' or '.join(map(str, paths))}: the file does not exist. Install the package with pip")
 
 
 def main() -> None:
     if len(sys.argv) == 2 and sys.argv[1] in _folders:
-        folder = _folders[sys.argv[1]]
-        if not folder.exists():
-            _fail(f"cannot find {folder}")
-        print(folder)
+        print(_installed(_folders[sys.argv[1]], "find"))
         return
-    tool = _package / "adamant"
-    if not tool.exists():
-        _fail(f"cannot run {tool}")
-    os.execv(tool, ["adamant", *sys.argv[1:]])
+    os.execv(_installed("adamant", "run"), ["adamant", *sys.argv[1:]])
 
 
 if __name__ == "__main__":

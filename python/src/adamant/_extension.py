@@ -1,16 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Loads extension modules from this package or from the folder of libadamant_c."""
+"""Finds compiled files, and loads extension modules from this package or from the folder of libadamant_c."""
 
 from __future__ import annotations
 
 import importlib.util
 import os
+import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, List
+
+
+def package_folders() -> List[Path]:
+    """The folders of this package. An editable install has two: the sources, and what was compiled from them."""
+    return [Path(folder) for folder in sys.modules["adamant"].__path__]
 
 
 def load_extension(name: str) -> Any:
-    folders = [Path(__file__).parent]
+    folders = package_folders()
     if os.environ.get("ADAMANT_C_LIBRARY"):
         folders.append(Path(os.environ["ADAMANT_C_LIBRARY"]).resolve().parent)
     for folder in folders:

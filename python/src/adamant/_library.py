@@ -12,6 +12,7 @@ from ctypes import POINTER, c_char_p, c_double, c_int32, c_int64, c_size_t, c_ui
 from pathlib import Path
 from typing import Any, Callable, Dict, List, Optional, Tuple, Type
 
+from ._extension import package_folders
 from ._signals import delayed_signals
 
 C_VERSION = 1
@@ -365,10 +366,11 @@ def library_path() -> Path:
     configured = os.environ.get("ADAMANT_C_LIBRARY")
     if configured:
         return Path(configured)
-    libraries = sorted(Path(__file__).parent.glob("libadamant_c.so*"))
+    folders = package_folders()
+    libraries = [file for folder in folders for file in sorted(folder.glob("libadamant_c.so*"))]
     if not libraries:
-        raise Unavailable(f"cannot load libadamant_c.so: {Path(__file__).parent} does not contain it. Install the "
-                          "package with pip, or set ADAMANT_C_LIBRARY to the path of the library")
+        raise Unavailable(f"cannot load libadamant_c.so: {' or '.join(map(str, folders))} does not contain it. Install "
+                          "the package with pip, or set ADAMANT_C_LIBRARY to the path of the library")
     return libraries[0]
 
 
