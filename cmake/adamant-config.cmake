@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # find_package(adamant) defines adamant::adamant, adamant::compiled, and adamant::c if it was installed. COMPONENTS c defines
 # only the last, which a project in C can use without the packages of the headers.
+cmake_policy(VERSION 3.25) # find_package() restores the project's policies
 if(NOT ("${adamant_FIND_COMPONENTS}" STREQUAL "c" AND adamant_FIND_REQUIRED_c))
+    include(${CMAKE_CURRENT_LIST_DIR}/adamant-defaults.cmake)
     include(${CMAKE_CURRENT_LIST_DIR}/adamant-dependencies.cmake)
     if(adamant_missing) # for find_package() to say, or to keep quiet about
         set(adamant_FOUND FALSE)
@@ -19,10 +21,12 @@ if(NOT ("${adamant_FIND_COMPONENTS}" STREQUAL "c" AND adamant_FIND_REQUIRED_c))
 endif()
 include(${CMAKE_CURRENT_LIST_DIR}/adamant-c-targets.cmake OPTIONAL RESULT_VARIABLE adamant_c_FOUND)
 foreach(component IN LISTS adamant_FIND_COMPONENTS)
-    if(NOT component STREQUAL "c")
+    if(NOT adamant_FIND_REQUIRED_${component})
+        continue()
+    elseif(NOT component STREQUAL "c")
         set(adamant_FOUND FALSE)
         set(adamant_NOT_FOUND_MESSAGE "adamant has no component '${component}'; there is 'c'")
-    elseif(NOT adamant_c_FOUND AND adamant_FIND_REQUIRED_c)
+    elseif(NOT adamant_c_FOUND)
         set(adamant_FOUND FALSE)
         set(adamant_NOT_FOUND_MESSAGE "this adamant was installed without its C library; build it with ADAMANT_BUILD_C")
     endif()

@@ -2,6 +2,20 @@
 include(GNUInstallDirs)
 include(CMakePackageConfigHelpers)
 
+# Absolute folders below the prefix, as some distributions give them, are relative ones: the package can be moved.
+foreach(dir INCLUDEDIR LIBDIR DATAROOTDIR)
+    if(IS_ABSOLUTE "${CMAKE_INSTALL_${dir}}")
+        cmake_path(IS_PREFIX CMAKE_INSTALL_PREFIX "${CMAKE_INSTALL_${dir}}" NORMALIZE below)
+        if(NOT below)
+            message(FATAL_ERROR "cannot install to CMAKE_INSTALL_${dir}, ${CMAKE_INSTALL_${dir}}: it is not below "
+                                "CMAKE_INSTALL_PREFIX, ${CMAKE_INSTALL_PREFIX}. Set it to a relative path, or set "
+                                "ADAMANT_INSTALL=OFF.")
+        endif()
+        file(RELATIVE_PATH CMAKE_INSTALL_${dir} ${CMAKE_INSTALL_PREFIX} "${CMAKE_INSTALL_${dir}}")
+        set(CMAKE_INSTALL_FULL_${dir} ${CMAKE_INSTALL_PREFIX}/${CMAKE_INSTALL_${dir}})
+    endif()
+endforeach()
+
 # Headers only, so nothing depends on the architecture: everything goes under share, where any build looks.
 set(package_dir ${CMAKE_INSTALL_DATAROOTDIR}/cmake/adamant)
 
@@ -9,7 +23,8 @@ install(TARGETS adamant EXPORT adamant-targets FILE_SET HEADERS FILE_SET opt_in 
 install(EXPORT adamant-targets NAMESPACE adamant:: DESTINATION ${package_dir})
 write_basic_package_version_file(${PROJECT_BINARY_DIR}/adamant-config-version.cmake
                                  COMPATIBILITY SameMinorVersion ARCH_INDEPENDENT)
-install(FILES cmake/adamant-config.cmake cmake/adamant-dependencies.cmake cmake/adamant-compiled.cmake
+file(WRITE ${PROJECT_BINARY_DIR}/adamant-defaults.cmake "set(adamant_hwloc_default ${ADAMANT_HWLOC})\n")
+install(FILES ${PROJECT_BINARY_DIR}/adamant-defaults.cmake cmake/adamant-config.cmake cmake/adamant-dependencies.cmake cmake/adamant-compiled.cmake
               ${PROJECT_BINARY_DIR}/adamant-config-version.cmake
         DESTINATION ${package_dir})
 
@@ -29,6 +44,7 @@ else()
     string(APPEND pc_cflags " -DADAMANT_NO_HWLOC")
 endif()
 list(JOIN pc_requires ", " pc_requires)
+file(RELATIVE_PATH pc_to_prefix ${CMAKE_INSTALL_FULL_DATAROOTDIR}/pkgconfig ${CMAKE_INSTALL_PREFIX})
 configure_file(cmake/adamant.pc.in adamant.pc @ONLY)
 install(FILES ${PROJECT_BINARY_DIR}/adamant.pc DESTINATION ${CMAKE_INSTALL_DATAROOTDIR}/pkgconfig)
 install(FILES LICENSE DESTINATION ${CMAKE_INSTALL_DOCDIR})
