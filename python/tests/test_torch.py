@@ -17,6 +17,7 @@ torch = pytest.importorskip("torch")
 
 import adamant  # noqa: E402
 import adamant.torch  # noqa: E402
+from adamant import _host_copies  # noqa: E402
 from adamant.torch import Adam, AdamW, dequantized, joined_master, quantized, split_master  # noqa: E402
 
 import ranks  # noqa: E402
@@ -1233,3 +1234,22 @@ def test_optimizer_accumulates_again_when_a_newer_one_is_gone():
     assert param.grad.tolist() == [-1.0] * 3  # the last gradient; the first is in the accumulator
     optimizer.step()
     assert param.tolist() == [-0.5] * 3
+
+
+def test_writes_are_recorded_one_by_one_in_torch_2_4(monkeypatch):
+    increment = torch.autograd.graph.increment_version
+
+    def for_one_tensor(tensor):
+        assert isinstance(tensor, torch.Tensor)
+        increment(tensor)
+    monkeypatch.setattr(_host_copies, "_versions_take_lists", False)
+    monkeypatch.setattr(torch.autograd.graph, "increment_version", for_one_tensor)
+    for options in ({}, {"overlap": True}, {"zenflow": {"topk_ratio": 0.5}}):
+        params = [torch.nn.Parameter(torch.ones(4, 4)) for _ in range(2)]
+        optimizer = AdamW(params, **options)
+        before = [param._version for param in params]
+        sum(param.sum() for param in params).backward()
+        optimizer.step()
+        if "zenflow" in options:
+            optimizer.flush()
+        assert all(param._version > version for param, version in zip(params, before)), options

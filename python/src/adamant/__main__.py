@@ -18,7 +18,8 @@ def _installed(name: str, verb: str) -> Path:
     for path in paths:
         if path.exists():
             return path
-    sys.exit(f"adamant: cannot {verb} {' or '.join(map(str, paths))}: the file does not exist. Install the package with pip")
+    tried = " or ".join(map(str, paths))
+    sys.exit(f"adamant: cannot {verb} {tried}: the file does not exist. Install the package with pip")
 
 
 def main() -> None:

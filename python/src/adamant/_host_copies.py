@@ -11,7 +11,7 @@ import queue
 import threading
 import weakref
 from collections import deque
-from typing import Any, Callable, Deque, Dict, List, Optional, Tuple
+from typing import Any, Callable, Deque, Dict, List, Optional, Sequence, Tuple
 
 import torch
 from torch import Tensor
@@ -78,6 +78,18 @@ class _Sample:
         return isinstance(other, _Sample) and torch.equal(self._bits, other._bits)
 
     __hash__ = None  # type: ignore[assignment]
+
+
+_versions_take_lists = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 5)
+
+
+def record_writes(tensors: Sequence[Tensor]) -> None:
+    """Tells autograd of writes that torch did not do, so that backward() detects tensors that were saved before."""
+    if _versions_take_lists:
+        torch.autograd.graph.increment_version(tensors)
+    else:
+        for tensor in tensors:
+            torch.autograd.graph.increment_version(tensor)
 
 
 def write_count(tensor: Tensor) -> Tuple[Any, ...]:

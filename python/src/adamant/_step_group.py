@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ._arrays import GROUP_BYTES, array_info, group_count
-from ._host_copies import HostCopies, flat, is_dense, local, memory_version, same_order
+from ._host_copies import HostCopies, flat, is_dense, local, memory_version, record_writes, same_order
 from ._library import Error, InvalidArgument, Report, Unavailable, counted, weakly
 from ._quantized8 import is_quantized, moments
 from ._split_masters import joined, master_key
@@ -355,7 +355,7 @@ class StepGroup:
     def submit(self, optimizer: "_Steps", number: int, grad: Tensor) -> None:
         self._take_weights(optimizer, number)
         # If backward() still needs these weights, as after a use of param.detach(), autograd raises an error.
-        torch.autograd.graph.increment_version([self.params[number]])
+        record_writes([self.params[number]])
         self._submitted.append(number)
         if self.copies is not None:
             self.copies.copy_gradient(number, grad, self.native.submit_at)
@@ -470,9 +470,7 @@ class StepGroup:
     def _end_write(self, stepped: Sequence[int]) -> None:
         """Records the library's writes to these params."""
         self.native.keep_only(self._kept)
-        # Autograd detects that tensors it has saved were changed.
-        torch.autograd.graph.increment_version(
-            self.params if len(stepped) == len(self.params) else [self.params[number] for number in stepped])
+        record_writes(self.params if len(stepped) == len(self.params) else [self.params[number] for number in stepped])
         if self.changes is None and self.copies is None and not self.mastered:
             return
         for number in stepped:

@@ -19,7 +19,8 @@ import torch
 from torch import Tensor
 
 from ._arrays import GROUP_ELEMS
-from ._host_copies import align_gradient, as_dtensor, check_memory, flat, local, memory_version, write_count
+from ._host_copies import (align_gradient, as_dtensor, check_memory, flat, local, memory_version, record_writes,
+                           write_count)
 from ._library import InvalidArgument, Report, counted, weakly
 from ._quantized8 import is_quantized, moments
 from ._ranks import unknown_shards
@@ -634,8 +635,7 @@ class ZenFlowSteps:
         with torch.no_grad():
             for param in self.params:
                 param.write_param()
-            # Autograd detects that tensors it has saved were changed.
-            torch.autograd.graph.increment_version([param.param for param in self.params])
+            record_writes([param.param for param in self.params])
         for param in self.params:
             param.version = param.current_version()
             if self.changes is not None:
