@@ -62,7 +62,7 @@ _errors: Dict[int, Type[Error]] = {
 
 
 def is_bool(value: Any) -> bool:
-    """Whether the value is a boolean of Python, NumPy or torch, all of which convert to numbers."""
+    """Whether the value is a boolean of Python, NumPy or torch. All three convert to numbers."""
     return isinstance(value, bool) or str(getattr(value, "dtype", "")) in ("bool", "torch.bool")
 
 
