@@ -33,8 +33,9 @@ def run(tmp_path):
                     ignore=shutil.ignore_patterns("*.so*", "adamant", "include", "share", "__pycache__"))
     compiled.mkdir(parents=True)
     modules = Path(_extension.load_extension("_lists").__file__).parent
-    for file in (_library.library_path(), *modules.glob("*.abi3.so")):
-        shutil.copy(file, compiled / file.name.replace("_on_host", ""))
+    for module in modules.glob("*.abi3.so"):
+        shutil.copy(module, compiled)
+    shutil.copy(_library.library_path(), compiled / "libadamant_c.so.1")
     (compiled / "include").mkdir()
     (compiled / "adamant").symlink_to("/bin/echo")
     (tmp_path / "finder.py").write_text(FINDER.format(folders=[str(compiled), str(sources)]))
@@ -44,8 +45,7 @@ def run(tmp_path):
     def run(code):
         done = subprocess.run([sys.executable, "-c", "import finder\n" + code], env={**env, "PYTHONPATH": str(tmp_path)},
                               capture_output=True, text=True, timeout=600)
-        assert done.returncode == 0, done.stderr
-        return done.stdout
+        return done.stdout if done.returncode == 0 else done.stderr
     run.compiled = compiled
     return run
 
@@ -63,7 +63,15 @@ def test_its_command_runs_and_names_the_folder_of_the_headers(run):
     assert run(main % "--include-dir") == f"{run.compiled / 'include'}\n"
 
 
-def test_torchs_class_steps(run):
+def test_a_command_that_may_not_be_executed_is_named(run):
+    (run.compiled / "adamant").unlink()
+    (run.compiled / "adamant").write_text("")
+    out = run("import runpy\nrunpy.run_module('adamant', run_name='__main__')")
+    assert out == (f"adamant: cannot run {run.compiled / 'adamant'}: Permission denied. Install the package where "
+                   "programs may be executed\n")
+
+
+def test_the_torch_optimizer_steps(run):
     pytest.importorskip("torch")
     assert run("import torch, adamant.torch\n"
                "param = torch.nn.Parameter(torch.ones(4))\n"

@@ -26,7 +26,11 @@ def main() -> None:
     if len(sys.argv) == 2 and sys.argv[1] in _folders:
         print(_installed(_folders[sys.argv[1]], "find"))
         return
-    os.execv(_installed("adamant", "run"), ["adamant", *sys.argv[1:]])
+    tool = _installed("adamant", "run")
+    try:
+        os.execv(tool, ["adamant", *sys.argv[1:]])
+    except OSError as error:  # its permissions, or a file system that is mounted noexec
+        sys.exit(f"adamant: cannot run {tool}: {error.strerror}. Install the package where programs may be executed")
 
 
 if __name__ == "__main__":

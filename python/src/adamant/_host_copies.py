@@ -84,7 +84,7 @@ _versions_take_lists = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 
 
 
 def record_writes(tensors: Sequence[Tensor]) -> None:
-    """Tells autograd of writes that torch did not do, so that backward() detects tensors that were saved before."""
+    """Tells autograd that the library has written these tensors, so that backward() refuses values saved before."""
     if _versions_take_lists:
         torch.autograd.graph.increment_version(tensors)
     else:
