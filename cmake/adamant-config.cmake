@@ -3,7 +3,7 @@
 # only the last, which a project in C can use without the packages of the headers.
 cmake_policy(VERSION 3.25) # find_package() restores the project's policies
 if(NOT ("${adamant_FIND_COMPONENTS}" STREQUAL "c" AND adamant_FIND_REQUIRED_c))
-    include(${CMAKE_CURRENT_LIST_DIR}/adamant-defaults.cmake)
+    include(${CMAKE_CURRENT_LIST_DIR}/adamant-options.cmake)
     include(${CMAKE_CURRENT_LIST_DIR}/adamant-dependencies.cmake)
     if(adamant_missing) # for find_package() to say, or to keep quiet about
         set(adamant_FOUND FALSE)

@@ -42,10 +42,7 @@ elseif(NOT TARGET adamant::xsimd)
 endif()
 
 # hwloc has no CMake package. Without it threads and memory are not bound to anything, and asking for it is an error.
-if(NOT DEFINED adamant_hwloc_default) # an installed package has that of its installation
-    set(adamant_hwloc_default ON)
-endif()
-option(ADAMANT_HWLOC "Bind threads and memory with hwloc" ${adamant_hwloc_default})
+option(ADAMANT_HWLOC "Bind threads and memory with hwloc" ON) # an installed package has set it before
 if(NOT TARGET adamant::hwloc)
     if(ADAMANT_HWLOC)
         find_path(ADAMANT_HWLOC_INCLUDE_DIR hwloc.h)

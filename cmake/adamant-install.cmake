@@ -23,9 +23,11 @@ install(TARGETS adamant EXPORT adamant-targets FILE_SET HEADERS FILE_SET opt_in 
 install(EXPORT adamant-targets NAMESPACE adamant:: DESTINATION ${package_dir})
 write_basic_package_version_file(${PROJECT_BINARY_DIR}/adamant-config-version.cmake
                                  COMPATIBILITY SameMinorVersion ARCH_INDEPENDENT)
-file(WRITE ${PROJECT_BINARY_DIR}/adamant-defaults.cmake "set(adamant_hwloc_default ${ADAMANT_HWLOC})\n")
-install(FILES ${PROJECT_BINARY_DIR}/adamant-defaults.cmake cmake/adamant-config.cmake cmake/adamant-dependencies.cmake cmake/adamant-compiled.cmake
-              ${PROJECT_BINARY_DIR}/adamant-config-version.cmake
+# The options of this installation, unless the project that finds it sets them.
+file(WRITE ${PROJECT_BINARY_DIR}/adamant-options.cmake
+     "option(ADAMANT_HWLOC \"Bind threads and memory with hwloc\" ${ADAMANT_HWLOC})\n")
+install(FILES cmake/adamant-config.cmake cmake/adamant-dependencies.cmake cmake/adamant-compiled.cmake
+              ${PROJECT_BINARY_DIR}/adamant-config-version.cmake ${PROJECT_BINARY_DIR}/adamant-options.cmake
         DESTINATION ${package_dir})
 
 # xsimd's file names its include directory; where it has none, neither do we.
