@@ -43,8 +43,8 @@ def run(tmp_path):
     env = {key: value for key, value in os.environ.items() if not key.startswith("ADAMANT_")}
 
     def run(code):
-        done = subprocess.run([sys.executable, "-c", "import finder\n" + code], env={**env, "PYTHONPATH": str(tmp_path)},
-                              capture_output=True, text=True, timeout=600)
+        done = subprocess.run([sys.executable, "-c", "import finder\n" + code], capture_output=True, text=True, timeout=600,
+                              env={**env, "PYTHONPATH": str(tmp_path)})
         return done.stdout if done.returncode == 0 else done.stderr
     run.compiled = compiled
     return run
