@@ -64,12 +64,12 @@ void add_big_shards(setup const& given)
 {
     for_each_types([&]<class Shard>(std::string const& types) {
         std::vector<std::size_t> const all = sizes(given.chosen, memory_bytes(Shard::dtypes));
-        for_each_place(given, all, [&](executor const& cpu, std::size_t n) {
+        for_each_size(given, all, [&](executor const& cpu, std::size_t n) {
             for (page_kind const pages : {page_kind::normal, page_kind::transparent}) {
                 // What pages cost is seen out of cache.
                 if (pages == page_kind::normal && (n != all.back() || given.chosen.quick))
                     continue;
-                add_row("big_shards/" + types + "/" + place_name(cpu, n) +
+                add_row("big_shards/" + types + "/" + row_name(cpu, n) +
                             (pages == page_kind::normal ? "/pages:4K" : "/pages:2M"),
                         rounds_for(given.chosen, n),
                         [&cpu, n, pages](benchmark::State& state) { big_shard<Shard>(state, cpu, n, pages); });

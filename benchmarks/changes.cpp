@@ -107,15 +107,14 @@ void collect(benchmark::State& state, executor const& cpu, std::size_t n, unsign
 void add_changes(setup const& given)
 {
     for_each_types([&]<class Shard>(std::string const& types) {
-        for_each_place(given, sizes(given.chosen, memory_bytes(Shard::dtypes)),
-                       [&](executor const& cpu, std::size_t n) {
-                           add_row("changes/step/" + types + "/" + place_name(cpu, n), rounds_for(given.chosen, n),
-                                   [&cpu, n](benchmark::State& state) { tracked_step<Shard>(state, cpu, n); });
-                       });
+        for_each_size(given, sizes(given.chosen, memory_bytes(Shard::dtypes)), [&](executor const& cpu, std::size_t n) {
+            add_row("changes/step/" + types + "/" + row_name(cpu, n), rounds_for(given.chosen, n),
+                    [&cpu, n](benchmark::State& state) { tracked_step<Shard>(state, cpu, n); });
+        });
     });
     auto const add_collect = [&]<class Weight>(std::string const& type) {
         auto const add = [&](executor const& cpu, std::size_t n, unsigned permille) {
-            add_row("changes/collect/" + type + "/permille:" + std::to_string(permille) + "/" + place_name(cpu, n),
+            add_row("changes/collect/" + type + "/permille:" + std::to_string(permille) + "/" + row_name(cpu, n),
                     rounds_for(given.chosen, n),
                     [&cpu, n, permille](benchmark::State& state) { collect<Weight>(state, cpu, n, permille); });
         };

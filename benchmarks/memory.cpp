@@ -52,7 +52,7 @@ void add_memory(setup const& given)
 {
     std::size_t const n = elements_for(std::min(given.chosen.bytes, 640e6), memory_bytes(mixed::dtypes));
     auto const add = [&](memory_kind subject, memory_kind other) {
-        add_row(std::string("memory/") + subject.name + "/" + place_name(given.all(), n), 2 * given.chosen.rounds,
+        add_row(std::string("memory/") + subject.name + "/" + row_name(given.all(), n), 2 * given.chosen.rounds,
                 [=, &given](benchmark::State& state) { against(state, given, n, subject, other); });
     };
     add({"huge_pages", page_kind::transparent, false}, {"small_pages", page_kind::normal, false});

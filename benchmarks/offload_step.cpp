@@ -205,12 +205,12 @@ void overlap(State& state, executor const& cpu, std::size_t n, arrival how)
 void add_offload_step(setup const& given)
 {
     std::vector<std::size_t> const all = sizes(given.chosen, training_bytes_each);
-    for_each_place(given, all, [&](executor const& cpu, std::size_t n) {
-        add_row("offload_step/whole/" + place_name(cpu, n), rounds_for(given.chosen, n),
+    for_each_size(given, all, [&](executor const& cpu, std::size_t n) {
+        add_row("offload_step/whole/" + row_name(cpu, n), rounds_for(given.chosen, n),
                 [&cpu, n](State& state) { whole(state, cpu, n); });
     });
     for (auto const& [how, name] : {std::pair{arrival::by_device, "by_device"}, {arrival::copied, "copied"}})
-        add_row("offload_step/overlap/" + std::string(name) + "/" + place_name(given.all(), all.back()),
+        add_row("offload_step/overlap/" + std::string(name) + "/" + row_name(given.all(), all.back()),
                 given.chosen.rounds,
                 [&given, n = all.back(), how = how](State& state) { overlap(state, given.all(), n, how); });
 }

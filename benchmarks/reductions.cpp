@@ -57,19 +57,19 @@ template <class Grad>
 void add(setup const& given, std::string const& type)
 {
     std::vector<std::size_t> const all = sizes(given.chosen, sizeof(Grad));
-    for_each_place(
+    for_each_size(
         given, all,
         [&](executor const& cpu, std::size_t n) {
             for (page_kind const pages : {page_kind::normal, page_kind::transparent}) {
                 if (pages == page_kind::normal && (n != all.back() || given.chosen.quick))
                     continue;
-                add_row("reductions/" + type + "/" + place_name(cpu, n) +
+                add_row("reductions/" + type + "/" + row_name(cpu, n) +
                             (pages == page_kind::normal ? "/pages:4K" : "/pages:2M"),
                         rounds_for(given.chosen, n),
                         [&cpu, n, pages](benchmark::State& state) { sum<Grad>(state, cpu, n, pages); });
                 for (std::size_t const columns : {2048u, 11008u}) // of many models' matrices
                     if (pages == page_kind::transparent && n >= columns)
-                        add_row("reductions/columns:" + std::to_string(columns) + "/" + type + "/" + place_name(cpu, n),
+                        add_row("reductions/columns:" + std::to_string(columns) + "/" + type + "/" + row_name(cpu, n),
                                 rounds_for(given.chosen, n), [&cpu, n, columns, pages](benchmark::State& state) {
                                     score<Grad>(state, cpu, n, columns, pages);
                                 });

@@ -9,8 +9,8 @@
 //   the
 //                                          limit moves those bytes and the state's
 //
-// HOW: until_finish, as it is by default, where all gradients are submitted together and finish() follows; always, every
-// block of the model is stepped before the norm is known: what records cost.
+// HOW: until_finish, as it is by default, where all gradients are submitted together and finish() follows; always,
+// every block of the model is stepped before the norm is known: what records cost.
 
 #include <cstddef>
 #include <cstring>
@@ -146,9 +146,9 @@ void rollback(State& state, executor const& cpu, std::size_t n)
 
 void add_rollback(setup const& given)
 {
-    for_each_place(given, sizes(given.chosen, training_bytes_each), [&](executor const& cpu, std::size_t n) {
+    for_each_size(given, sizes(given.chosen, training_bytes_each), [&](executor const& cpu, std::size_t n) {
         auto const add = [&](char const* what, void (*run)(State&, executor const&, std::size_t)) {
-            add_row("rollback/" + std::string(what) + "/" + place_name(cpu, n), rounds_for(given.chosen, n),
+            add_row("rollback/" + std::string(what) + "/" + row_name(cpu, n), rounds_for(given.chosen, n),
                     [&cpu, n, run](State& state) { run(state, cpu, n); });
         };
         add("right/until_finish", right<adamant::speculation::automatic>);

@@ -53,7 +53,7 @@ bool uses_all_threads(adamant::executor const& cpu, std::size_t elems, std::size
     return cpu.chunks(elems, elem_bytes).threads == cpu.threads();
 }
 
-std::string place_name(adamant::executor const& cpu, std::size_t elems)
+std::string row_name(adamant::executor const& cpu, std::size_t elems)
 {
     return "elems:" + std::to_string(elems) + "/threads:" + std::to_string(cpu.threads());
 }

@@ -53,12 +53,12 @@ struct setup {
                                     std::size_t elem_bytes = adamant::step_elem_bytes);
 
 // "elems:65536/threads:2"
-[[nodiscard]] std::string place_name(adamant::executor const& cpu, std::size_t elems);
+[[nodiscard]] std::string row_name(adamant::executor const& cpu, std::size_t elems);
 
 // visit(cpu, elems) for each of these sizes with each number of threads.
 template <class Visit>
-void for_each_place(setup const& given, std::vector<std::size_t> const& elems, Visit const& visit,
-                    std::size_t elem_bytes = adamant::step_elem_bytes)
+void for_each_size(setup const& given, std::vector<std::size_t> const& elems, Visit const& visit,
+                   std::size_t elem_bytes = adamant::step_elem_bytes)
 {
     for (std::size_t const n : elems)
         for (adamant::executor const& cpu : given.cpus)

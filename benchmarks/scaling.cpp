@@ -86,7 +86,7 @@ void add_scaling(setup const& given)
                                              {call::submit, "submit"}}) {
                 if (given.chosen.quick && n != std::size_t{1} << 16)
                     continue;
-                add_row("scaling/" + std::string(name) + "/" + types + "/" + place_name(given.all(), n),
+                add_row("scaling/" + std::string(name) + "/" + types + "/" + row_name(given.all(), n),
                         rounds_for(given.chosen, n), [&given, n, what = what](benchmark::State& state) {
                             scaling<Shard>(state, given.one(), given.all(), n, what);
                         });

@@ -207,7 +207,7 @@ void add_small_shards(setup const& given)
 {
     auto const add_call = [&]<class Shard>(std::string const& types) {
         for (std::size_t const n : {std::size_t{1101}, std::size_t{4096}})
-            add_row("small_shards/call/" + types + "/" + place_name(given.one(), n), rounds_for(given.chosen, n),
+            add_row("small_shards/call/" + types + "/" + row_name(given.one(), n), rounds_for(given.chosen, n),
                     [&, n](benchmark::State& state) { call<Shard>(state, given.one(), n); });
     };
     add_call.template operator()<f32>("f32");
@@ -215,7 +215,7 @@ void add_small_shards(setup const& given)
 
     for (std::size_t const each : {1, 10, 100})
         for (executor const& cpu : given.cpus)
-            add_row("small_shards/tiny_" + std::to_string(each) + "/" + place_name(cpu, tiny_shards * each),
+            add_row("small_shards/tiny_" + std::to_string(each) + "/" + row_name(cpu, tiny_shards * each),
                     rounds_for(given.chosen, tiny_shards * each),
                     [&cpu, each](benchmark::State& state) { tiny(state, cpu, each); });
 
@@ -224,8 +224,8 @@ void add_small_shards(setup const& given)
         totals = {65536, 2500 * shard_elems};
     for (auto const& [where, name] :
          {std::pair{layout::adjacent, "adjacent"}, {layout::shuffled, "shuffled"}, {layout::separate, "separate"}})
-        for_each_place(given, totals, [&, where = where, name = name](executor const& cpu, std::size_t n) {
-            add_row("small_shards/" + std::string(name) + "/" + place_name(cpu, n),
+        for_each_size(given, totals, [&, where = where, name = name](executor const& cpu, std::size_t n) {
+            add_row("small_shards/" + std::string(name) + "/" + row_name(cpu, n),
                     // Where shards lie all over memory times spread the more.
                     rounds_for(given.chosen, n) * (n == totals.back() ? 2 : 1),
                     [&cpu, n, where](benchmark::State& state) { many(state, cpu, n, where); });

@@ -48,10 +48,10 @@ void add_subnormals(setup const& given)
         for_each_types([&, what = what, name = std::string(name)]<class Shard>(std::string const& types) {
             std::size_t const out_of_cache = // filling takes most of the time
                 elements_for(std::min(given.chosen.bytes, 512e6), memory_bytes(Shard::dtypes));
-            for_each_place(given, {std::size_t{1} << 20, out_of_cache}, [&](executor const& cpu, std::size_t n) {
+            for_each_size(given, {std::size_t{1} << 20, out_of_cache}, [&](executor const& cpu, std::size_t n) {
                 if (given.chosen.quick && (n != out_of_cache || cpu.threads() != 1))
                     return;
-                add_row("subnormals/" + name + "/" + types + "/" + place_name(cpu, n),
+                add_row("subnormals/" + name + "/" + types + "/" + row_name(cpu, n),
                         std::min(rounds_for(given.chosen, n), 2 * given.chosen.rounds),
                         [&cpu, n, what, name](benchmark::State& state) {
                             other_content<Shard>(state, cpu, n, what, name);

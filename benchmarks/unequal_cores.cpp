@@ -87,7 +87,7 @@ void add(setup const& given, std::string const& types)
     // Long enough that a few milliseconds at the end, when all may wait for the thread that has to wait for its PU, do
     // not decide.
     std::size_t const n = elements_for(given.chosen.bytes, memory_bytes(Shard::dtypes));
-    add_row("unequal_cores/" + types + "/" + place_name(given.all(), n), 2 * given.chosen.rounds,
+    add_row("unequal_cores/" + types + "/" + row_name(given.all(), n), 2 * given.chosen.rounds,
             [&given, n](benchmark::State& state) { busy_core<Shard>(state, given.all(), n); });
 }
 

@@ -122,7 +122,7 @@ struct device_piece {
     dtype types[6] = {};                  ///< element types by shard_array
     std::size_t elems = 0;                ///< number of elements
     std::size_t group = 0;                ///< parameter group
-    place_in_param place = {};            ///< position of the first element in its param
+    param_position position = {};         ///< position of the first element in its param
     shard_format const* format = nullptr; ///< format of the shard, with the host's kernels
     /// Returns the number of norm blocks.
     [[nodiscard]] std::size_t blocks() const noexcept;
@@ -144,7 +144,7 @@ struct device_arrays {
 struct column_copy {
     device_ptr by_rows;         ///< rows * columns elements
     device_ptr by_columns;      ///< row r of listed column i is at i * pitch + r, or at list[i] * pitch + r
-    bool own_places = false;    ///< whether columns are at list[i] * pitch
+    bool indexed = false;       ///< whether columns are at list[i] * pitch
     device_ptr list;            ///< std::uint32_t: the numbers of `count` columns
     std::size_t rows = 0;       ///< rows of the matrix
     std::size_t columns = 0;    ///< columns of the matrix

@@ -37,7 +37,7 @@ struct shard_to_add {
     std::string name;
     optimizer_shard shard;              ///< its arrays
     accumulator_array accumulator = {}; ///< for optimizer::accumulate(); may be absent
-    shard_place place = {};             ///< position in the parameter; default: the whole parameter
+    shard_position position = {};       ///< position in the parameter; default: the whole parameter
 };
 
 /// Adam or AdamW over parameter groups. The caller owns all arrays.

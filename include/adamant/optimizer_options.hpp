@@ -128,15 +128,15 @@ struct optimizer_report {
     double clip_coefficient = 1;
     std::uint64_t nonfinite_grads = 0; ///< over all ranks
     /// Position of a gradient element.
-    struct place {
+    struct element {
         std::size_t shard; ///< index of the shard
         std::size_t index; ///< index of the element in the shard
     };
-    std::optional<place> first_nonfinite = {}; ///< absent: none in this process
-    std::size_t elements = 0;                  ///< stepped, CPU and device
-    double ratio = 1;                          ///< the share of them that the CPU has stepped
-    double cpu_busy_s = 0;                     ///< how long its threads have worked, on average
-    device_report device;                      ///< the device's part
+    std::optional<element> first_nonfinite = {}; ///< absent: none in this process
+    std::size_t elements = 0;                    ///< stepped, CPU and device
+    double ratio = 1;                            ///< the share of them that the CPU has stepped
+    double cpu_busy_s = 0;                       ///< how long its threads have worked, on average
+    device_report device;                        ///< the device's part
     std::size_t shards_waited = 0; ///< shards stepped after the norm: not begun at finish(), or beyond the budget
     std::size_t journal_bytes = 0; ///< of records written
     double seconds = 0;            ///< from its beginning to its end, with the time that gradients took to arrive
@@ -181,7 +181,7 @@ struct parameter_group {
 inline constexpr std::size_t max_dimensions = 64;
 
 /// Position of a shard in its parameter.
-struct shard_place {
+struct shard_position {
     std::vector<std::size_t> shape =
         {};                ///< of the whole parameter, kept for checkpoints; empty: the shard is all of it
     std::size_t begin = 0; ///< the shard's first element in it, in row-major order

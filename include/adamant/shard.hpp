@@ -208,10 +208,10 @@ public:
     [[nodiscard]] std::size_t size() const noexcept { return size_; }
     /// Returns the same shard with its position in a parameter, which stochastic rounding uses. Default: the start of
     /// parameter number 0. An optimizer ignores this position and uses the name and position that add_shard() got.
-    [[nodiscard]] any_shard at(place_in_param const& place) const noexcept
+    [[nodiscard]] any_shard at(param_position const& position) const noexcept
     {
         any_shard placed = *this;
-        placed.pointers_.place = place;
+        placed.pointers_.position = position;
         return placed;
     }
     /// Returns the same shard with bits for changed weights. `changed` has changed_words(size()) words, which must

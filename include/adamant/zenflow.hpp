@@ -180,7 +180,7 @@ struct zenflow_param {
     void* weights = nullptr; ///< where weights are published
     /// Position of the shard in its parameter, in whole rows: the last dimension of `shape` is `columns`, and `begin`
     /// is a multiple of `columns`. The default is the whole parameter.
-    shard_place place = {};
+    shard_position position = {};
 };
 
 /// Adam or AdamW over parameter groups with exact deferred updates (docs/zenflow.md).

@@ -18,7 +18,7 @@
 #include <adamant/detail/core/checksum.hpp>
 #include <adamant/detail/core/refused_call.hpp>
 #include <adamant/detail/core/sorting.hpp>
-#include <adamant/detail/engine/param_places.hpp>
+#include <adamant/detail/engine/param_positions.hpp>
 
 #include "catch.hpp"
 #include "refusal.hpp"
@@ -139,7 +139,7 @@ TEST_CASE("shards are found by name and element, in whatever order they came")
     // Parameters of 100 elements, in shards of ten and some of none, against a map.
     std::mt19937 random(2);
     for (int round = 0; round < 20; ++round) {
-        detail::param_places places;
+        detail::param_positions places;
         std::map<std::pair<std::string, std::size_t>, std::size_t> filled;
         std::map<std::pair<std::string, std::size_t>, std::size_t> empty;
         std::vector<std::pair<std::string, std::size_t>> added;
@@ -159,7 +159,7 @@ TEST_CASE("shards are found by name and element, in whatever order they came")
             (size != 0 ? filled : empty).emplace(std::pair(name, begin), added.size());
             added.push_back({name, begin});
         }
-        auto const check = [&](detail::param_places const& in) {
+        auto const check = [&](detail::param_positions const& in) {
             for (int p = 0; p < 13; ++p)
                 for (std::size_t begin = 0; begin <= 100; begin += 5) {
                     std::pair const place("p" + std::to_string(p), begin);
@@ -182,7 +182,7 @@ TEST_CASE("shards are found by name and element, in whatever order they came")
             for (auto* const of : {&filled, &empty})
                 for (auto& [place, shard] : *of)
                     shard -= shard > gone;
-            detail::param_places rest = places;
+            detail::param_positions rest = places;
             rest.remove(gone);
             check(rest);
         }

@@ -72,7 +72,7 @@ public:
             }
             d.elems = p.elems;
             d.group = p.group;
-            d.place = p.place;
+            d.position = p.position;
             d.changed = p.changed == 0 ? device_ptr{} : memory_ + p.changed;
             pieces_.push_back(d);
         }
@@ -369,7 +369,7 @@ TEST_CASE("cuda: moments of 8 bits, every length to 200, with groups that lie ov
         test::model start;
         for (std::size_t n = ++first; n <= 200; n += 4) { // each length with one type of params
             start.add({param, bf16, q8, q8, param == dtype::split_float32 ? bf16 : none, none}, n, n / 4 % 4);
-            start.pieces.back().place.begin = n % 3 == 0 ? 65536 - n / 2 / 64 * 64 - 32 : n * 64;
+            start.pieces.back().position.begin = n % 3 == 0 ? 65536 - n / 2 / 64 * 64 - 32 : n * 64;
             start.fill(start.pieces.back(), test::all_values[n / 4 % 5], random);
         }
         rig r(std::move(start));
@@ -678,7 +678,7 @@ TEST_CASE("cuda: columns are gathered and scattered")
         what.columns = 1 + random.below(run % 5 == 0 ? 300 : 70);
         what.pitch = what.rows + random.below(20);
         what.elem_bytes = run % 2 == 0 ? 2 : 4;
-        what.own_places = run % 3 == 0;
+        what.indexed = run % 3 == 0;
         std::vector<std::uint32_t> list;
         for (std::uint32_t c = 0; c < what.columns; ++c)
             if (random.below(3) != 0)
@@ -709,7 +709,7 @@ TEST_CASE("cuda: columns are gathered and scattered")
                 for (std::size_t r = 0; r < what.rows; ++r) {
                     std::byte* const in_row = by_rows.data() + (r * what.columns + list[i]) * what.elem_bytes;
                     std::byte* const in_column =
-                        by_columns.data() + ((what.own_places ? list[i] : i) * what.pitch + r) * what.elem_bytes;
+                        by_columns.data() + ((what.indexed ? list[i] : i) * what.pitch + r) * what.elem_bytes;
                     std::memcpy(gathers ? in_column : in_row, gathers ? in_row : in_column, what.elem_bytes);
                 }
             REQUIRE(rows_after == by_rows);

@@ -33,7 +33,7 @@ struct model_piece {
     std::size_t group = 0;
     std::size_t at[6] = {};
     std::size_t first_block = 0;
-    adamant::place_in_param place = {};
+    adamant::param_position position = {};
     std::size_t changed = 0; // offset of its changed bits; 0: not tracked
 };
 
@@ -317,7 +317,7 @@ private:
             std::size_t const e = begin + i;
             adamant::reference::element const stepped =
                 adamant::reference::update({get(p, arrays::param, e), m[i], v[i]}, g[i], now.c);
-            adamant::rounding_lines const lines = adamant::rounding_lines_at(now.c.rounding.key, p.place, e);
+            adamant::rounding_lines const lines = adamant::rounding_lines_at(now.c.rounding.key, p.position, e);
             bool const is_split = p.types[arrays::param] == dtype::split_float32;
             std::uint32_t const published = published_bits(p, e);
             if (is_split)
@@ -375,7 +375,8 @@ private:
         constexpr std::size_t together = adamant::quantized_group_elems;
         for (std::size_t i = 0; i < n; i += together) {
             std::size_t const e = begin + i;
-            adamant::rounding_line const line = adamant::rounding_lines_at(rounding.key, p.place, e).exp_avg_sq.from(e);
+            adamant::rounding_line const line =
+                adamant::rounding_lines_at(rounding.key, p.position, e).exp_avg_sq.from(e);
             std::size_t const count = std::min(together, n - i);
             adamant::encode_group(adamant::exp_avg_curve, m + i, count, rounding.exp_avg_sq, line,
                                   group(p, arrays::exp_avg, e));

@@ -569,19 +569,19 @@ TEST_CASE("What an optimizer is asked wrongly is an error, and nothing is lost")
           }).find("the name of a shard, '\\xc3', is not UTF-8: see its byte 0") != std::string::npos);
     CHECK(
         message_of([&] {
-            o.add_shard({.group = 0, .name = "w", .shard = data.view(), .place = {{10, 9}}});
+            o.add_shard({.group = 0, .name = "w", .shard = data.view(), .position = {{10, 9}}});
         }) ==
         "adamant: cannot add a shard of 'w': it has elements 0 to 100, but the parameter has 90. Pass the shape of the "
         "whole parameter.");
     CHECK(message_of([&] {
-              o.add_shard({.group = 0, .name = "w", .shard = data.view(), .place = {{SIZE_MAX, 2}}});
+              o.add_shard({.group = 0, .name = "w", .shard = data.view(), .position = {{SIZE_MAX, 2}}});
           }).find("more elements than fit in memory") != std::string::npos);
-    o.add_shard({.group = 0, .name = "w", .shard = data.view(), .place = {{2, 100}}});
+    o.add_shard({.group = 0, .name = "w", .shard = data.view(), .position = {{2, 100}}});
     CHECK(message_of([&] {
               o.add_shard({.group = 0, .name = "w", .shard = other.view()});
           }).find("without a position: the parameter has another shard") != std::string::npos);
     CHECK(message_of([&] {
-              o.add_shard({.group = 0, .name = "w", .shard = other.view(), .place = {{2, 100}, 99}});
+              o.add_shard({.group = 0, .name = "w", .shard = other.view(), .position = {{2, 100}, 99}});
           }) ==
           "adamant: cannot add a shard of 'w' with elements 99 to 199: shard 0 has elements 0 to 100. Shards must not "
           "overlap.");
@@ -591,10 +591,10 @@ TEST_CASE("What an optimizer is asked wrongly is an error, and nothing is lost")
                            .name = "w",
                            .shard = shard(other.param.data(), other.grad.data(), narrow_exp_avg.data(),
                                           other.exp_avg_sq.data(), std::size_t{100}),
-                           .place = {{2, 100}, 100}});
+                           .position = {{2, 100}, 100}});
           }) == "adamant: cannot add a shard of 'w': its exp_avg is bfloat16, but that of shard 0 is float32. Use the "
                 "same types for all shards of a parameter.");
-    o.add_shard({.group = 0, .name = "w", .shard = other.view(), .place = {{2, 100}, 100}});
+    o.add_shard({.group = 0, .name = "w", .shard = other.view(), .position = {{2, 100}, 100}});
     CHECK(message_of([&] { o.step({.max_norm = -1}); }) ==
           "adamant: max_norm is -1, but must be a finite number, 0 or above");
     CHECK(message_of([&] { o.step({.max_norm = 1, .max_abs_grad = 1}); }).find("set the other to 0") !=
@@ -781,8 +781,8 @@ TEST_CASE("a run that is resumed, cut otherwise, is the run that was not stopped
     simple left(norm_block_elems), right(n - norm_block_elems);
     optimizer second(executor_of(0), options);
     second.add_group("all", usual_adamw);
-    second.add_shard({.group = 0, .name = "w", .shard = left.view(), .place = {{n}, 0}});
-    second.add_shard({.group = 0, .name = "w", .shard = right.view(), .place = {{n}, norm_block_elems}});
+    second.add_shard({.group = 0, .name = "w", .shard = left.view(), .position = {{n}, 0}});
+    second.add_shard({.group = 0, .name = "w", .shard = right.view(), .position = {{n}, norm_block_elems}});
     second.load(state);
     CHECK(second.steps() == 5);
     CHECK(second.groups()[0].hyper.weight_decay == 0.3);
@@ -891,7 +891,7 @@ TEST_CASE("a param in many pieces is loaded from pieces that are cut otherwise",
                          .name = "w",
                          .shard = shard(data.param.data() + at, data.grad.data() + at, data.exp_avg.data() + at,
                                         data.exp_avg_sq.data() + at, data.weight_out.data() + at, some),
-                         .place = {{n}, at}});
+                         .position = {{n}, at}});
                 }
             };
             add(saved, from, piece);

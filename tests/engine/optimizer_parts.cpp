@@ -275,8 +275,8 @@ TEST_CASE("the registry finds groups and shards, and numbers them anew where one
     std::size_t const n = norm_block_elems + 1; // two blocks
     std::vector<arrays_of> arrays(5, arrays_of(n));
     arrays_of empty(0);
-    auto const add = [&](arrays_of& of, std::size_t group, std::string const& name, shard_place place = {}) {
-        return r.add_shard(group, name, of.view(), {}, std::move(place), test::tier());
+    auto const add = [&](arrays_of& of, std::size_t group, std::string const& name, shard_position position = {}) {
+        return r.add_shard(group, name, of.view(), {}, std::move(position), test::tier());
     };
     CHECK(add(arrays[0], 2, "w", {{3 * n}, n}) == 0);
     CHECK(add(arrays[1], 1, "v") == 1);
@@ -284,7 +284,7 @@ TEST_CASE("the registry finds groups and shards, and numbers them anew where one
     CHECK(add(empty, 2, "w", {{3 * n}, n}) == 3);
     CHECK(add(empty, 2, "w", {{3 * n}, 3 * n}) == 4);
     CHECK(r.blocks() == 6);
-    auto const find = [&](char const* name, std::size_t begin) { return r.places().find(name, begin); };
+    auto const find = [&](char const* name, std::size_t begin) { return r.positions().find(name, begin); };
     CHECK(find("w", n) == 0u); // one with elements before one without
     CHECK(find("w", 0) == 2u);
     CHECK(find("w", 3 * n) == 4u);
@@ -302,8 +302,8 @@ TEST_CASE("the registry finds groups and shards, and numbers them anew where one
     CHECK(r.find_group("c") == 1u);
     CHECK(r[0].group == 1);
     CHECK(r[1].group == 0);
-    CHECK(r.places().params()[0].group == 1);
-    CHECK(r.places().params()[1].group == 0);
+    CHECK(r.positions().params()[0].group == 1);
+    CHECK(r.positions().params()[1].group == 0);
 
     r.count_micro_step(2);
     r.remove_shard(0);
@@ -324,10 +324,10 @@ TEST_CASE("the registry finds groups and shards, and numbers them anew where one
     CHECK(refusal([&] { add(arrays[4], 1, "v"); }).find("cannot add a shard of 'v' without a position") !=
           std::string::npos);
     r.remove_shard(0);
-    CHECK(r.places().params().size() == 1);
+    CHECK(r.positions().params().size() == 1);
     r.remove_group(0);
     CHECK(add(arrays[4], 0, "v", {{7, n}, n}) == 4);
-    CHECK(r.places().params()[1].shape == std::vector<std::size_t>{7, n});
+    CHECK(r.positions().params()[1].shape == std::vector<std::size_t>{7, n});
 }
 
 TEST_CASE("a new gradient is compared with what is written, wherever that is")
@@ -580,7 +580,7 @@ TEST_CASE("A shard that is removed leaves the table as if it had never been adde
             std::size_t begin, elems;
         };
         std::vector<part> parts;
-        param_places table;
+        param_positions table;
         for (int action = 0; action < 40; ++action) {
             if (parts.empty() || random.below(5) < 3) {
                 part const next{std::string(1, static_cast<char>('a' + random.below(6))), 10 * random.below(8),
@@ -596,7 +596,7 @@ TEST_CASE("A shard that is removed leaves the table as if it had never been adde
                 table.remove(which);
                 parts.erase(parts.begin() + static_cast<std::ptrdiff_t>(which));
             }
-            param_places expected;
+            param_positions expected;
             for (part const& each : parts)
                 expected.add(each.name, 0, types, each.elems, {{80}, each.begin});
             REQUIRE(table.size() == parts.size());

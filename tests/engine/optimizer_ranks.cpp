@@ -113,7 +113,7 @@ TEST_CASE("Any cut, order of shards and number of ranks has the norm and the bit
                 rank.add_shard({.group = 0,
                                 .name = "w",
                                 .shard = part_of(many, begin, end),
-                                .place = {.shape = {n}, .begin = begin}});
+                                .position = {.shape = {n}, .begin = begin}});
         }
         for (int t = 0; t < 3; ++t) {
             draw(one, random);

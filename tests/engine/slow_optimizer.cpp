@@ -6,10 +6,10 @@
 using namespace adamant;
 using namespace slow;
 
-std::size_t slow::add(optimizer& to, tensor& t, std::string const& name, shard_place const& place)
+std::size_t slow::add(optimizer& to, tensor& t, std::string const& name, shard_position const& position)
 {
     shard_format const* const format = find_format({t.types[0], t.types[1], t.types[2], t.types[3], t.types[4]});
-    t.place = {param_number_of(name), place.begin};
+    t.position = {param_number_of(name), position.begin};
     optimizer_shard const view(any_shard(*format,
                                          {t.mine[param].data(), t.mine[grad].data(), t.mine[exp_avg].data(),
                                           t.mine[exp_avg_sq].data(), t.mine[weight_out].data()},
@@ -18,6 +18,6 @@ std::size_t slow::add(optimizer& to, tensor& t, std::string const& name, shard_p
                              .name = name,
                              .shard = t.changed.empty() ? view : view.track(t.changed),
                              .accumulator = {t.mine[accumulator].data(), t.types[accumulator]},
-                             .place = place};
+                             .position = position};
     return to.add_shard(added).index;
 }

@@ -37,7 +37,7 @@ struct tensor {
     std::vector<float> summed; // what the step sees
     unsigned micro_steps = 0;
     std::size_t group = 0;
-    place_in_param place = {};
+    param_position position = {};
     std::vector<test::array> carried;                     // param and weight_out as weights_ready has taken them away
     std::vector<std::uint64_t> changed, expected_changed; // empty: not tracked
 
@@ -197,7 +197,7 @@ struct moments {
         bool const coded = is_coded(to);
         bool const stochastic = c.rounding.exp_avg_sq;
         for (std::size_t i = 0; i < to.size(); i += coded ? quantized_group_elems : 1) {
-            rounding_line const line = rounding_lines_at(c.rounding.key, to.place, i).exp_avg_sq;
+            rounding_line const line = rounding_lines_at(c.rounding.key, to.position, i).exp_avg_sq;
             if (coded) {
                 std::size_t const n = std::min(quantized_group_elems, to.size() - i);
                 encode_group(exp_avg_curve, exp_avg.data() + i, n, stochastic, line.from(i),
@@ -222,7 +222,7 @@ private:
 };
 
 // Compiled once, as it brings the kernels.
-std::size_t add(optimizer& to, tensor& t, std::string const& name, shard_place const& place = {});
+std::size_t add(optimizer& to, tensor& t, std::string const& name, shard_position const& position = {});
 
 struct slow_result {
     bool skipped = false;
@@ -286,7 +286,7 @@ inline slow_result step_slowly(std::vector<tensor>& tensors, std::vector<bool> c
                 reference::update({each.master(i), now.exp_avg[i], now.exp_avg_sq[i]}, g, own);
             now.exp_avg[i] = updated.exp_avg;
             now.exp_avg_sq[i] = updated.exp_avg_sq;
-            rounding_lines const lines = rounding_lines_at(c.rounding.key, each.place, i);
+            rounding_lines const lines = rounding_lines_at(c.rounding.key, each.position, i);
             bool const is_split = each.types[param] == dtype::split_float32;
             if (is_split) {
                 split_parts const parts = split_master(updated.param);

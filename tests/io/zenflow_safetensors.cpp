@@ -533,17 +533,17 @@ public:
                     arrays[which] = &own.memory.emplace_back(array_bytes(types[which], rows * width) + 64);
                 auto& weights = own.memory.emplace_back(rows * width * 2 + 64);
                 own.gradients.push_back({arrays[1], first, rows, width});
-                own.by->add_param(
-                    {.group = all,
-                     .name = p.name,
-                     .shard = optimizer_shard(
-                         any_shard(*find_format(types),
-                                   {arrays[0]->data(), arrays[1]->data(), arrays[2]->data(), arrays[3]->data(),
-                                    types[4] == dtype::none ? nullptr : arrays[4]->data()},
-                                   rows * width)),
-                     .columns = p.columns,
-                     .weights = p.columns == 0 ? nullptr : weights.data(),
-                     .place = {p.columns == 0 ? std::vector{p.rows} : std::vector{p.rows, p.columns}, first * width}});
+                own.by->add_param({.group = all,
+                                   .name = p.name,
+                                   .shard = optimizer_shard(any_shard(
+                                       *find_format(types),
+                                       {arrays[0]->data(), arrays[1]->data(), arrays[2]->data(), arrays[3]->data(),
+                                        types[4] == dtype::none ? nullptr : arrays[4]->data()},
+                                       rows * width)),
+                                   .columns = p.columns,
+                                   .weights = p.columns == 0 ? nullptr : weights.data(),
+                                   .position = {p.columns == 0 ? std::vector{p.rows} : std::vector{p.rows, p.columns},
+                                                first * width}});
             }
         }
     }

@@ -26,7 +26,7 @@ struct arrays {
     // A copy whose arrays begin at these offsets.
     arrays(arrays const& other, std::size_t const (&offsets)[5])
         : param(other.param, offsets[0]), grad(other.grad, offsets[1]), exp_avg(other.exp_avg, offsets[2]),
-          exp_avg_sq(other.exp_avg_sq, offsets[3]), weight_out(other.weight_out, offsets[4]), place(other.place),
+          exp_avg_sq(other.exp_avg_sq, offsets[3]), weight_out(other.weight_out, offsets[4]), position(other.position),
           is_split(other.is_split)
     {
     }
@@ -65,10 +65,10 @@ struct arrays {
     std::uint64_t run(kernel::step_function step, coefficients const& c, std::size_t begin, std::size_t end,
                       bool stream = false)
     {
-        return step({param.data(), grad.data(), exp_avg.data(), exp_avg_sq.data(), weight_out.data(), place}, begin,
+        return step({param.data(), grad.data(), exp_avg.data(), exp_avg_sq.data(), weight_out.data(), position}, begin,
                     end, c, stream);
     }
-    place_in_param place = {7, 0};
+    param_position position = {7, 0};
     bool is_split;
     [[nodiscard]] std::string difference(arrays const& expected) const
     {
@@ -142,7 +142,7 @@ TEST_CASE(
                 test::random_bits random(++seed);
                 arrays start(types, 1200);
                 start.fill(kind, random);
-                start.place.begin = random.below(2) * (rounding_line_elems - 600);
+                start.position.begin = random.below(2) * (rounding_line_elems - 600);
                 INFO(text_of(types) << "values " << static_cast<int>(kind) << " l2 " << l2);
                 for (std::size_t which = 0; which < 4; ++which)
                     REQUIRE(compare(types, start, ordinary_coefficients(l2, rounding_of(which)), 0, 1200) == "");
@@ -221,7 +221,7 @@ TEST_CASE("alignment: arrays that begin some elements before a cache line", "[sw
                 std::size_t const n = 1100 + random.below(200);
                 arrays start(types, n);
                 start.fill(kind, random);
-                start.place = {3, rounding_line_elems - random.below(1200)};
+                start.position = {3, rounding_line_elems - random.below(1200)};
                 coefficients const c = ordinary_coefficients(random.below(2) == 0, rounding_of(random.below(4)));
                 std::size_t const aligned[5] = {};
                 std::size_t offsets[5] = {};
@@ -254,7 +254,7 @@ TEST_CASE("random shapes: any combination, cut, offset, kind of value and hyperp
         std::size_t const n = random.below(700);
         arrays start(types, n);
         start.fill(test::all_values[random.below(5)], random);
-        start.place = {random(), random.below(3 * rounding_line_elems)};
+        start.position = {random(), random.below(3 * rounding_line_elems)};
         hyperparameters const hyper{.lr = static_cast<double>(test::with_exponent(random(), -20, 0)) < 0 ? 1e-3 : 1e-4,
                                     .beta1 = random.below(2) == 0 ? 0.9 : 0.95,
                                     .beta2 = random.below(2) == 0 ? 0.999 : 0.95,

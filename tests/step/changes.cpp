@@ -28,7 +28,7 @@ struct tracked_arrays {
     shard_format const* format;
     std::vector<test::array> arrays;
     std::vector<std::uint64_t> words, expected;
-    place_in_param place;
+    param_position position;
 
     tracked_arrays(shard_format const& of, std::size_t n, test::values kind, test::random_bits& random) : format(&of)
     {
@@ -51,7 +51,7 @@ struct tracked_arrays {
                                       ? random.below(64000)
                                       : rounding_line_elems - random.below(std::min(n, rounding_line_elems) + 1);
         bool const in_groups = of.types[shard_array::exp_avg] == dtype::quantized8;
-        place = {random(), in_groups ? begin - begin % quantized_group_elems : begin};
+        position = {random(), in_groups ? begin - begin % quantized_group_elems : begin};
     }
     [[nodiscard]] std::size_t size() const { return arrays[0].size(); }
     // weight_out holds the rounded params, as after a step.
@@ -71,7 +71,9 @@ struct tracked_arrays {
     {
         kernel::step_pointers const pointers{arrays[0].data(), arrays[1].data(), arrays[2].data(), arrays[3].data(),
                                              arrays[4].data()};
-        return any_shard(*format, pointers, size()).track(std::span(words).subspan(1, changed_words(size()))).at(place);
+        return any_shard(*format, pointers, size())
+            .track(std::span(words).subspan(1, changed_words(size())))
+            .at(position);
     }
     [[nodiscard]] std::vector<std::uint32_t> published() const
     {

@@ -197,7 +197,7 @@ TEST_CASE("stochastic rounding does not depend on how a param is cut, nor on the
             by.add_shard({.group = 0,
                           .name = "w",
                           .shard = shard(part(param), part(grad), part(exp_avg), part(exp_avg_sq)),
-                          .place = {.shape = {n}, .begin = bounds[i]}});
+                          .position = {.shape = {n}, .begin = bounds[i]}});
         }
         for (int step = 0; step < 3; ++step) {
             for (bfloat16& g : grad)
@@ -238,7 +238,7 @@ struct coded {
                           .name = "w",
                           .shard = shard(param.data() + begin, grad.data() + begin, exp_avg.data() + begin / 64,
                                          exp_avg_sq.data() + begin / 64, size),
-                          .place = {{n}, begin}});
+                          .position = {{n}, begin}});
         }
     }
     void draw(std::uint64_t seed)
@@ -298,7 +298,7 @@ TEST_CASE("8 bits: what is refused says so")
             {.group = 0,
              .name = "w",
              .shard = shard(param.data() + begin, grad.data() + begin, exp_avg.data(), exp_avg_sq.data(), size),
-             .place = {{n}, begin}});
+             .position = {{n}, begin}});
     };
     CHECK_THROWS_WITH(add(32, 64), Catch::Contains("elements 32 to 96 of 200, but its moments are in groups of 64"));
     CHECK_THROWS_WITH(add(64, 100), Catch::Contains("Begin at a multiple of 64"));

@@ -137,9 +137,9 @@ public:
         for (std::size_t i = 0; i < whole.size(); ++i) {
             test::zenflow_arrays& own = *arrays[i];
             test::zenflow_arrays const& all = *whole[i];
-            shard_place place;
-            place.shape = all.is_vector ? std::vector{all.rows} : std::vector{all.rows, all.columns};
-            place.begin = first_[i] * all.columns;
+            shard_position position;
+            position.shape = all.is_vector ? std::vector{all.rows} : std::vector{all.rows, all.columns};
+            position.begin = first_[i] * all.columns;
             optimizer_shard const view(any_shard(*find_format(own.types), pointers(own), own.rows * own.columns));
             changed.emplace_back(i % 3 == 2 ? 0 : changed_words(own.rows * own.columns));
             by->add_param({.group = i % 2,
@@ -147,7 +147,7 @@ public:
                            .shard = changed.back().empty() ? view : view.track(changed.back()),
                            .columns = all.is_vector ? 0 : all.columns,
                            .weights = all.is_vector ? nullptr : own.weights.data(),
-                           .place = place});
+                           .position = position});
         }
     }
     static kernel::step_pointers pointers(test::zenflow_arrays& a)
@@ -1118,11 +1118,11 @@ TEST_CASE("zenflow: errors say what was asked and what was found, and change not
     CHECK(mentions(refusal([&] { by.load(std::span<zenflow_state const>{}); }), {"without a state"}));
 
     std::vector<float> param(64), grad(64), m(64), v(64), weights(64);
-    auto const add = [&](std::size_t columns, void* to, shard_place place = {}) {
-        return [&, columns, to, place] {
+    auto const add = [&](std::size_t columns, void* to, shard_position position = {}) {
+        return [&, columns, to, position] {
             zenflow_optimizer fresh{executor({.threads = 1})};
             fresh.add_group("all", adamw());
-            fresh.add_param({0, "w", shard(param, grad, m, v), columns, to, place});
+            fresh.add_param({0, "w", shard(param, grad, m, v), columns, to, position});
             fresh.prepare();
         };
     };

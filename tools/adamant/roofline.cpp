@@ -103,17 +103,17 @@ std::string clock_text(double before, double after)
 }
 
 // The nodes that have cores; empty if there is only one.
-std::vector<roofline_place> node_places(machine const& host)
+std::vector<roofline_cores> node_cores(machine const& host)
 {
-    std::vector<roofline_place> all;
+    std::vector<roofline_cores> all;
     for (unsigned n = 0; n < host.nodes.size(); ++n) {
-        roofline_place place;
+        roofline_cores target;
         for (topology::core const& c : host.cores)
             if (c.node == n && c.pus.intersects(host.allowed))
-                place.pus.insert((c.pus & host.allowed).front());
-        if (!place.pus.empty() && host.nodes[n].allowed) {
-            place.nodes.insert(host.nodes[n].os_index);
-            all.push_back(place);
+                target.pus.insert((c.pus & host.allowed).front());
+        if (!target.pus.empty() && host.nodes[n].allowed) {
+            target.nodes.insert(host.nodes[n].os_index);
+            all.push_back(target);
         }
     }
     if (all.size() < 2)
@@ -188,7 +188,7 @@ int roofline(arguments& options)
     if (!r.note.empty())
         report.notes.push_back(r.note);
     {
-        std::vector<roofline_place> const nodes = node_places(host);
+        std::vector<roofline_cores> const nodes = node_cores(host);
         roofline_options node_options = r.measure;
         node_options.types.resize(1, r.measure.types.front());
         progress bar(expected_rounds(r.measure) * static_cast<double>(r.threads.size()) +
@@ -198,11 +198,11 @@ int roofline(arguments& options)
         std::vector<std::vector<limit_loop>> best_on_node;
         for (unsigned const count : r.threads)
             if (!interruption::is_set())
-                measure_place({adamant::detail::cores_for_trial(host, single, count, cores)[0].adam_pus, {}}, r.measure,
+                measure_cores({adamant::detail::cores_for_trial(host, single, count, cores)[0].adam_pus, {}}, r.measure,
                               bar, report.rows, best);
-        for (roofline_place const& node : nodes)
+        for (roofline_cores const& node : nodes)
             if (!interruption::is_set())
-                measure_place(node, node_options, bar, report.rows, best_on_node);
+                measure_cores(node, node_options, bar, report.rows, best_on_node);
         if (r.job && !interruption::is_set() && !best.empty()) {
             job.loops = best.front();
             try {

@@ -119,15 +119,15 @@ double expected_rounds(roofline_options const& options)
            static_cast<double>(options.types.size() * (trial_rounds + 1 + options.rounds + 1));
 }
 
-void measure_place(roofline_place const& place, roofline_options const& options, progress& bar,
+void measure_cores(roofline_cores const& target, roofline_options const& options, progress& bar,
                    std::vector<roofline_row>& rows, std::vector<std::vector<limit_loop>>& best_loops)
 {
-    executor const cpu = executor_on(place.pus);
-    memory_options const memory{.nodes = place.nodes};
+    executor const cpu = executor_on(target.pus);
+    memory_options const memory{.nodes = target.nodes};
     roofline_row common;
     common.threads = cpu.threads();
-    common.pus = to_list(place.pus);
-    common.node = to_list(place.nodes);
+    common.pus = to_list(target.pus);
+    common.node = to_list(target.nodes);
     measure_read_and_copy(cpu, common, options, memory, bar, rows);
     best_loops.resize(options.types.size());
     for (std::size_t t = 0; t < options.types.size() && !interruption::is_set(); ++t) {

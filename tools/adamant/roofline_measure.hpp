@@ -53,7 +53,7 @@ void run_rounds(std::vector<timed_work>& all, std::size_t rounds, progress& bar)
 std::vector<roofline_row> rows_of(roofline_row const& common, std::vector<double> const& step,
                                   std::vector<timed_work> const& limits, std::vector<limit_loop> const& loops);
 
-struct roofline_place {
+struct roofline_cores {
     adamant::pu_set pus;
     adamant::node_set nodes; // not empty: memory is bound there
 };
@@ -64,12 +64,12 @@ struct roofline_options {
     std::size_t rounds = 9;
 };
 
-// The number of rounds of measure_place(), for the progress bar.
+// The number of rounds of measure_cores(), for the progress bar.
 double expected_rounds(roofline_options const& options);
 
 // Measures read, copy, and for each of the types limit and step. Stops early after Ctrl-C, with the complete rows.
 // best_loops: receives for each of the types the fastest loop of each kind of stores.
-void measure_place(roofline_place const& place, roofline_options const& options, progress& bar,
+void measure_cores(roofline_cores const& target, roofline_options const& options, progress& bar,
                    std::vector<roofline_row>& rows, std::vector<std::vector<limit_loop>>& best_loops);
 
 } // namespace cli

@@ -227,7 +227,7 @@ std::string all_pus(job_request const& job)
 
 double expected_rounds(job_request const& job)
 {
-    return static_cast<double>(2 * (job.rounds + 1)); // they take longer than those of measure_place()
+    return static_cast<double>(2 * (job.rounds + 1)); // they take longer than those of measure_cores()
 }
 
 job_result run_job(job_request const& requested, progress& bar)

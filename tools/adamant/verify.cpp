@@ -165,11 +165,12 @@ struct shard_memory {
     }
     // n elements from `begin` on.
     [[nodiscard]] any_shard shard_at(shard_format const& format, std::size_t begin, std::size_t n,
-                                     place_in_param const& place) const
+                                     param_position const& position) const
     {
         return any_shard(
             format,
-            {param.at(begin), grad.at(begin), exp_avg.at(begin), exp_avg_sq.at(begin), weight_out.at(begin), place}, n);
+            {param.at(begin), grad.at(begin), exp_avg.at(begin), exp_avg_sq.at(begin), weight_out.at(begin), position},
+            n);
     }
     void add_state_to(digest& sum, std::size_t n) const
     {
@@ -250,8 +251,8 @@ std::uint64_t trajectory(executor const& cpu, shard_format const& format, unsign
             std::size_t begin = 0;
             for (std::size_t const n : lengths) {
                 // A position in its parameter such that a line of random numbers ends within the shard.
-                place_in_param const place = {2, rounding_line_elems - room_of(format, 300) + begin};
-                any_shard const shard = arrays.shard_at(format, begin, n, place);
+                param_position const position = {2, rounding_line_elems - room_of(format, 300) + begin};
+                any_shard const shard = arrays.shard_at(format, begin, n, position);
                 step_report const report = step(cpu, shard, c);
                 threads = std::max(threads, report.threads);
                 sum.add(report.nonfinite_grads);

@@ -282,8 +282,10 @@ public:
             if (deferred)
                 deferred->add_param({0, param.name, state.shard(types_, param)});
             else
-                plain.add_shard(
-                    {.group = 0, .name = param.name, .shard = state.shard(types_, param), .place = {{rows, columns}}});
+                plain.add_shard({.group = 0,
+                                 .name = param.name,
+                                 .shard = state.shard(types_, param),
+                                 .position = {{rows, columns}}});
             return;
         }
         std::vector<float> by_columns(rows * columns);

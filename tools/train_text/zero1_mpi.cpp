@@ -194,7 +194,7 @@ struct state_part {
                      .shard = adamant::shard(part(master), part(grad), part(exp_avg), part(exp_avg_sq),
                                              tensor->weight.subspan(shard_begin - tensor_begin, elements)),
                      .accumulator = part(grad_sum),
-                     .place = {{tensor->wide.rows, tensor->wide.columns}, shard_begin - tensor_begin}});
+                     .position = {{tensor->wide.rows, tensor->wide.columns}, shard_begin - tensor_begin}});
             tensor_begin = tensor_end;
         }
     }

@@ -64,7 +64,7 @@ shard_of_c shard_of(adamant_shard const& source);
 // A shard for a step without an optimizer: without an accumulator. function: the caller's name in errors.
 any_shard step_shard_of(adamant_shard const& source, char const* function);
 // The shard's position in its parameter.
-shard_place place_of(adamant_shard const& source);
+shard_position position_of(adamant_shard const& source);
 
 optimizer_options from_c(adamant_optimizer_options const& source);
 // The result refers to the caller's learning rates.

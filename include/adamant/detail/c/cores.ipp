@@ -18,14 +18,14 @@
 namespace adamant::c {
 
 // The caller's buffer for a text.
-struct text_place {
+struct text_buffer {
     char* buffer; // may be null
     std::size_t bytes;
     char const* name;
 };
-static void check_fits(std::string const& text, text_place const& place)
+static void check_fits(std::string const& text, text_buffer const& target)
 {
-    auto const [buffer, bytes, argument] = place;
+    auto const [buffer, bytes, argument] = target;
     if (buffer == nullptr && bytes != 0)
         detail::throw_invalid_argument({argument, " is a null pointer, but its size is ", bytes, " bytes"});
     if (buffer != nullptr && bytes <= text.size())
@@ -33,8 +33,8 @@ static void check_fits(std::string const& text, text_place const& place)
 }
 
 // Writes both texts, or throws and writes none.
-static void give_texts(std::string const& first, text_place const& to_first, std::string const& second,
-                       text_place const& to_second)
+static void give_texts(std::string const& first, text_buffer const& to_first, std::string const& second,
+                       text_buffer const& to_second)
 {
     check_fits(first, to_first);
     check_fits(second, to_second);
@@ -130,8 +130,8 @@ adamant_status adamant_cpu_quota(double* cpus, char* source, size_t source_bytes
     return guarded([&] {
         needed(cpus, "cpus");
         adamant::cpu_quota const quota = adamant::read_cpu_quota();
-        text_place const place{source, source_bytes, "source"};
-        check_fits(quota.source, place);
+        text_buffer const target{source, source_bytes, "source"};
+        check_fits(quota.source, target);
         if (source != nullptr)
             std::memcpy(source, quota.source.c_str(), quota.source.size() + 1);
         *cpus = quota.cpus;

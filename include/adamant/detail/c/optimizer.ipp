@@ -73,7 +73,7 @@ optimizer_options from_c(adamant_optimizer_options const& source)
     return result;
 }
 
-shard_place place_of(adamant_shard const& source)
+shard_position position_of(adamant_shard const& source)
 {
     if ((source.shape == nullptr) != (source.dims == 0))
         detail::throw_invalid_argument(
@@ -161,13 +161,13 @@ adamant_status adamant_add_shard(adamant_optimizer* optimizer, size_t group, con
         adamant::optimizer& o = unwrap(optimizer);
         std::string param = &needed(name, "the shard's name");
         adamant_shard const s = read(shard);
-        adamant::shard_place place = place_of(s);
+        adamant::shard_position position = position_of(s);
         shard_of_c const made = shard_of(s);
         adamant::shard_id const added = o.add_shard({.group = group,
                                                      .name = std::move(param),
                                                      .shard = adamant::optimizer_shard(made.view),
                                                      .accumulator = made.accumulator,
-                                                     .place = std::move(place)});
+                                                     .position = std::move(position)});
         give(number, added.index);
     });
 }

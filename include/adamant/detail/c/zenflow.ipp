@@ -202,7 +202,7 @@ adamant_status adamant_zenflow_add_param(adamant_zenflow* zenflow, size_t group,
         adamant::zenflow_optimizer& o = changing(zenflow);
         std::string param = &needed(name, "the param's name");
         adamant_shard const s = read(shard);
-        adamant::shard_place place = place_of(s);
+        adamant::shard_position position = position_of(s);
         shard_of_c const made = shard_of(s);
         if (made.accumulator.type() != adamant::dtype::none)
             adamant::detail::throw_invalid_argument({"cannot add param '", param,
@@ -213,7 +213,7 @@ adamant_status adamant_zenflow_add_param(adamant_zenflow* zenflow, size_t group,
                                   .shard = adamant::optimizer_shard(made.view),
                                   .columns = columns,
                                   .weights = weights,
-                                  .place = std::move(place)})
+                                  .position = std::move(position)})
                          .index);
     });
 }

@@ -304,7 +304,7 @@ private:
             target.elems = source.elems;
             target.first_block = first_blocks_[i];
             target.group = static_cast<std::uint32_t>(source.group);
-            target.place = source.place;
+            target.position = source.position;
             std::memcpy(image.data() + i * sizeof target, &target, sizeof target);
             for (std::size_t b = 0; b < source.blocks(); ++b)
                 std::memcpy(image.data() + layout_.piece_of + (first_blocks_[i] + b) * sizeof i, &i, sizeof i);

@@ -16,7 +16,7 @@ struct column_launch {
     void* by_columns;
     std::uint32_t const* list;
     std::uint64_t rows, columns, count, pitch;
-    bool own_places;
+    bool indexed;
 };
 
 inline constexpr unsigned column_tile = 32;
@@ -42,7 +42,7 @@ __global__ void __launch_bounds__(column_threads) copy_columns_kernel(__grid_con
             if constexpr (Gathers)
                 tile[x][y] = by_rows[row * args.columns + args.list[i]];
             else
-                tile[y][x] = by_columns[(args.own_places ? args.list[i] : i) * args.pitch + row];
+                tile[y][x] = by_columns[(args.indexed ? args.list[i] : i) * args.pitch + row];
         }
     }
     __syncthreads();
@@ -51,7 +51,7 @@ __global__ void __launch_bounds__(column_threads) copy_columns_kernel(__grid_con
         std::uint64_t const i = Gathers ? first + y : first + x;
         if (row < args.rows && i < args.count) {
             if constexpr (Gathers)
-                by_columns[(args.own_places ? args.list[i] : i) * args.pitch + row] = tile[y][x];
+                by_columns[(args.indexed ? args.list[i] : i) * args.pitch + row] = tile[y][x];
             else
                 by_rows[row * args.columns + args.list[i]] = tile[x][y];
         }
@@ -70,7 +70,7 @@ inline void copy_columns(stream_set& streams, column_copy const& copy, bool gath
                              copy.columns,
                              copy.count,
                              copy.pitch,
-                             copy.own_places};
+                             copy.indexed};
     using two = std::uint16_t;
     using four = std::uint32_t;
     auto const by_two = gathers ? copy_columns_kernel<two, true> : copy_columns_kernel<two, false>;

@@ -317,9 +317,9 @@ __global__ void __launch_bounds__(step_threads + sum_threads, (thread_blocks<Par
     if (constexpr bool rounds_stochastically = Param == any_dtype || is_coded<ExpAvg>;
         rounds_stochastically && (args.tasks & steps) != 0 && thread == 0) {
         std::uint64_t const key = args.group[p.group - args.first_group].c.rounding.key;
-        randoms.second_begin = rounding_line_end(p.place, b.begin);
-        randoms.lines[0] = rounding_lines_at(key, p.place, b.begin);
-        randoms.lines[1] = rounding_lines_at(key, p.place, randoms.second_begin);
+        randoms.second_begin = rounding_line_end(p.position, b.begin);
+        randoms.lines[0] = rounding_lines_at(key, p.position, b.begin);
+        randoms.lines[1] = rounding_lines_at(key, p.position, randoms.second_begin);
     }
     __syncthreads(); // all threads have read `recorded`, and gradients and random numbers are in shared memory
 

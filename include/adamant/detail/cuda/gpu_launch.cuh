@@ -19,7 +19,7 @@ struct piece {
     std::uint32_t first_block; // number among all blocks of the part
     std::uint32_t group;
     dtype types[6];
-    place_in_param place;
+    param_position position;
 };
 
 // A part's tables and results in device memory.

@@ -32,7 +32,7 @@ void copy_columns_as(column_copy const& copy, std::vector<std::uint32_t> const& 
         return end;
     };
     auto const column_at = [&](std::size_t i, std::size_t row) {
-        return by_columns + (copy.own_places ? list[i] : i) * column_bytes + row * sizeof(Bits);
+        return by_columns + (copy.indexed ? list[i] : i) * column_bytes + row * sizeof(Bits);
     };
     for (std::size_t row = 0; row < copy.rows; row += tile)
         for (std::size_t first = 0, end = 0; first < list.size(); first = end) {

@@ -121,7 +121,7 @@ ADAMANT_DECL void emulated_device::copy_columns(column_copy const& copy, bool ga
     enqueue(device_stream::work, device_operation::work, copy.bytes(),
             detail::text_of({gathers ? "gathering " : "scattering ", copy.count, " columns"}), [=, this] {
                 std::size_t const size = copy.elem_bytes;
-                std::size_t const last = (copy.own_places ? copy.columns : copy.count) - 1;
+                std::size_t const last = (copy.indexed ? copy.columns : copy.count) - 1;
                 std::vector<std::uint32_t> list(copy.count);
                 std::memcpy(list.data(), real(copy.list, copy.count * sizeof list[0]), copy.count * sizeof list[0]);
                 detail::copy_listed_columns(copy, list, real(copy.by_rows, copy.rows * copy.columns * size),

@@ -39,7 +39,7 @@ public:
             shards_.emplace_back(
                 any_shard(*piece.format,
                           {array(arrays::param), array(arrays::grad), array(arrays::exp_avg), array(arrays::exp_avg_sq),
-                           array(arrays::weight_out), piece.place, piece.changed ? changed_.back().data() : nullptr},
+                           array(arrays::weight_out), piece.position, piece.changed ? changed_.back().data() : nullptr},
                           piece.elems),
                 tier_, array(arrays::accumulator), sum, sum_kernels == nullptr ? nullptr : &sum_kernels(tier_));
             first_block_.push_back(slots_.size());

@@ -367,7 +367,7 @@ private:
         }
         p.device.elems = w.elems;
         p.device.group = s.group;
-        p.device.place = s.shard.place(w.begin);
+        p.device.position = s.shard.position(w.begin);
         p.device.format = &s.shard.format();
         if (s.shard.changed() != nullptr)
             p.device.changed = device_ptr{1}; // set_arrays() sets the address

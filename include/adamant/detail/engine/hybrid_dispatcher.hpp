@@ -201,7 +201,7 @@ public:
             std::rethrow_exception(std::exchange(error_, nullptr));
     }
     // The first non-finite gradient in the order of shards; nullopt if all are finite. Throws device_error.
-    [[nodiscard]] std::optional<optimizer_report::place> first_nonfinite() const
+    [[nodiscard]] std::optional<optimizer_report::element> first_nonfinite() const
     {
         for (std::size_t i = 0; i < registry_.size(); ++i) {
             tracked_shard const& s = registry_[i];
@@ -211,7 +211,7 @@ public:
             std::optional<std::size_t> on_device;
             if (device_ != nullptr)
                 on_device = device_->first_nonfinite(i, block);
-            return optimizer_report::place{i, on_device ? *on_device : s.shard.first_nonfinite(block, s.summed != 0)};
+            return optimizer_report::element{i, on_device ? *on_device : s.shard.first_nonfinite(block, s.summed != 0)};
         }
         return std::nullopt;
     }

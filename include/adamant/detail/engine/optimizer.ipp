@@ -71,7 +71,7 @@ ADAMANT_DECL shard_id optimizer::add_shard(shard_to_add added)
 {
     return core_->change_layout("add_shard()", [&] {
         return core_->shards.add_shard(added.group.index, added.name, added.shard, added.accumulator,
-                                       std::move(added.place), cpu().tier());
+                                       std::move(added.position), cpu().tier());
     });
 }
 ADAMANT_DECL void optimizer::remove_shard(shard_id shard)
@@ -93,7 +93,7 @@ ADAMANT_DECL std::string const& optimizer::name(shard_id shard) const
 }
 ADAMANT_DECL std::optional<shard_id> optimizer::find_shard(std::string_view name, std::size_t begin) const
 {
-    std::optional<std::size_t> const index = core_->shards.places().find(name, begin);
+    std::optional<std::size_t> const index = core_->shards.positions().find(name, begin);
     return index ? std::optional<shard_id>(*index) : std::nullopt;
 }
 ADAMANT_DECL void optimizer::set_gradient(shard_id shard, void const* grad)

@@ -16,7 +16,7 @@
 #include <adamant/optimizer_options.hpp>
 #include <adamant/shard.hpp>
 #include <adamant/detail/core/utf8.hpp>
-#include <adamant/detail/engine/param_places.hpp>
+#include <adamant/detail/engine/param_positions.hpp>
 #include <adamant/detail/engine/written_memory.hpp>
 #include <adamant/detail/io/split_view.hpp>
 #include <adamant/detail/shard/offload_shard.hpp>
@@ -86,7 +86,7 @@ public:
         groups_.erase(groups_.begin() + static_cast<std::ptrdiff_t>(group));
         for (tracked_shard& s : shards_)
             s.group -= s.group > group;
-        places_.remove_group(group);
+        positions_.remove_group(group);
     }
 
     // ---- Shards
@@ -94,10 +94,10 @@ public:
     [[nodiscard]] std::vector<tracked_shard> const& shards() const noexcept { return shards_; }
     [[nodiscard]] tracked_shard const& operator[](std::size_t shard) const noexcept { return shards_[shard]; }
     [[nodiscard]] std::size_t size() const noexcept { return shards_.size(); }
-    [[nodiscard]] std::string const& name(std::size_t shard) const { return places_.name(shard); }
+    [[nodiscard]] std::string const& name(std::size_t shard) const { return positions_.name(shard); }
     // The shard as error messages name it: "3 ('layer 1')".
     [[nodiscard]] std::string text(std::size_t shard) const { return text_of({shard, " ('", name(shard), "')"}); }
-    [[nodiscard]] param_places const& places() const noexcept { return places_; }
+    [[nodiscard]] param_positions const& positions() const noexcept { return positions_; }
     [[nodiscard]] std::size_t blocks() const noexcept
     {
         return shards_.empty() ? 0 : shards_.back().first_block + shards_.back().shard.blocks();
@@ -118,11 +118,11 @@ public:
     }
     // Adds a shard whose steps run the kernels of `tier`.
     std::size_t add_shard(std::size_t group, std::string const& name, any_shard const& view,
-                          accumulator_array const& sum, shard_place place, isa tier)
+                          accumulator_array const& sum, shard_position position, isa tier)
     {
         require_group(group);
         check_accumulator(name, view, sum);
-        offload_shard const added(view.at({param_number_of(name), place.begin}), tier,
+        offload_shard const added(view.at({param_number_of(name), position.begin}), tier,
                                   static_cast<std::byte*>(sum.data()), sum.type(),
                                   sum.kernels() == nullptr ? nullptr : &sum.kernels()(tier));
         std::vector<array_extent> extents;
@@ -134,7 +134,7 @@ public:
                 has_split_param(view.format().types)
                     ? std::make_unique<split_view>(added.data(shard_array::weight_out), added.data(shard_array::param))
                     : nullptr);
-            places_.add(name, group, view.format().types, view.size(), std::move(place));
+            positions_.add(name, group, view.format().types, view.size(), std::move(position));
         } catch (...) {
             shards_.pop_back();
             split_params_.resize(shards_.size());
@@ -152,7 +152,7 @@ public:
         if (shard < device_arrays_.size())
             device_arrays_.erase(device_arrays_.begin() + static_cast<std::ptrdiff_t>(shard));
         split_params_.erase(split_params_.begin() + static_cast<std::ptrdiff_t>(shard));
-        places_.remove(shard);
+        positions_.remove(shard);
     }
 
     // ---- Memory
@@ -265,7 +265,7 @@ private:
     std::vector<parameter_group> groups_;
     std::vector<tracked_shard> shards_;
     std::vector<std::unique_ptr<split_view>> split_params_; // on the heap: state_dicts point to them
-    param_places places_;
+    param_positions positions_;
     std::vector<device_arrays> device_arrays_;
     written_memory written_;
 };

@@ -19,11 +19,11 @@ namespace detail {
 [[nodiscard]] inline state_dict views_of(registry const& shard_registry, training_state const& training)
 {
     namespace arrays = shard_array;
-    param_places const& places = shard_registry.places();
+    param_positions const& positions = shard_registry.positions();
     state_dict all{.step = training.steps,
                    .loss_scaler = training.scaler,
                    .groups = shard_registry.groups(),
-                   .params = places.params(),
+                   .params = positions.params(),
                    .tensors = {}};
     for (std::size_t i = 0; i < shard_registry.size(); ++i) {
         offload_shard const& s = shard_registry[i].shard;
@@ -33,9 +33,9 @@ namespace detail {
             if (split_view const* const split = shard_registry.split_param(i);
                 split != nullptr && array == arrays::param)
                 all.tensors.push_back(
-                    {places[i].param, kept, dtype::float32, places[i].begin, s.size(), nullptr, split, split});
+                    {positions[i].param, kept, dtype::float32, positions[i].begin, s.size(), nullptr, split, split});
             else
-                all.tensors.push_back({places[i].param, kept, s.type(array), places[i].begin, s.size(),
+                all.tensors.push_back({positions[i].param, kept, s.type(array), positions[i].begin, s.size(),
                                        s.size() == 0 ? nullptr : s.data(array)});
     }
     return all;

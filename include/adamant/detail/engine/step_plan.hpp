@@ -182,9 +182,9 @@ inline void add_own_steps(step_plan& plan, std::vector<parameter_group> const& g
     plan.coefficients_of.clear();
     for (std::size_t i = 0; i < used; ++i) {
         own_step const own{shards[i].group, numbers[i]};
-        auto const place = std::lower_bound(plan.own_steps.begin(), plan.own_steps.end(), own);
-        if (own.number != terms.step && (place == plan.own_steps.end() || *place != own))
-            plan.own_steps.insert(place, own);
+        auto const next = std::lower_bound(plan.own_steps.begin(), plan.own_steps.end(), own);
+        if (own.number != terms.step && (next == plan.own_steps.end() || *next != own))
+            plan.own_steps.insert(next, own);
     }
     if (plan.own_steps.empty())
         return;

@@ -38,8 +38,8 @@ std::uint64_t fused_step(step_pointers const& a, std::size_t begin, std::size_t 
         }
         for (std::size_t i = begin; i < end; ++i) {
             if (i == line_end) {
-                lines = rounding_lines_at(c.rounding.key, a.place, i);
-                line_end = rounding_line_end(a.place, i);
+                lines = rounding_lines_at(c.rounding.key, a.position, i);
+                line_end = rounding_line_end(a.position, i);
             }
             float const grad = widen(load_unaligned<Grad>(a.grad + i * sizeof(Grad)));
             auto const param = load_unaligned<Param>(a.param + i * sizeof(Param));

@@ -67,7 +67,7 @@ inline std::uint64_t step_decoded(step_pointers const& a, std::size_t i, std::si
                                 reinterpret_cast<std::byte*>(m),
                                 reinterpret_cast<std::byte*>(v),
                                 a.weight_out == nullptr ? nullptr : a.weight_out + i * paths.weight_bytes,
-                                {a.place.param, a.place.begin + i},
+                                {a.position.param, a.position.begin + i},
                                 a.changed == nullptr ? nullptr : a.changed + i / changed_word_elems};
     std::uint64_t const nonfinite = paths.step(stretch, 0, n, c, access);
     std::size_t const rest = groups * quantized_group_elems - n;
@@ -89,9 +89,9 @@ inline std::uint64_t quantized_step(step_pointers const& a, std::size_t begin, s
     std::uint64_t nonfinite = 0;
     std::size_t stretch = ordinary ? quantized_group_elems : quantized_stretch_elems;
     for (std::size_t i = begin; i < end;) {
-        step_scalars const scalars{c, rounding_lines_at(c.rounding.key, a.place, i)};
+        step_scalars const scalars{c, rounding_lines_at(c.rounding.key, a.position, i)};
         // The moments of a group use the line of its first element, so a line ends at a group boundary for them.
-        std::size_t const line_rest = rounding_line_end(a.place, i) - i;
+        std::size_t const line_rest = rounding_line_end(a.position, i) - i;
         std::size_t const line_elems =
             (line_rest + quantized_group_elems - 1) / quantized_group_elems * quantized_group_elems;
         std::size_t const line_end = line_elems < end - i ? i + line_elems : end;

@@ -34,7 +34,7 @@ struct step_pointers {
     std::byte* exp_avg;
     std::byte* exp_avg_sq;
     std::byte* weight_out;
-    place_in_param place = {};
+    param_position position = {};
     std::uint64_t* changed = nullptr;     // bits of changed weights, see any_shard::track()
     state_copies const* copies = nullptr; // ignored for 8-bit moments and where records are codes
 };
@@ -46,8 +46,8 @@ struct prefetch_distances {
     [[nodiscard]] constexpr bool operator==(prefetch_distances const&) const noexcept = default;
 };
 
-// How a step accesses memory, which affects its speed and never its bits; and what the arrays hold. Passed by reference:
-// a copy of fields that were just stored waits for these stores.
+// How a step accesses memory, which affects its speed and never its bits; and what the arrays hold. Passed by
+// reference: a copy of fields that were just stored waits for these stores.
 struct memory_access {
     bool stream = false;          // store weight_out and records past the caches; see offload_shard::copies_state()
     bool fences = true;           // a kernel that streams ends with a fence; if false, the caller must stream_fence()

@@ -166,8 +166,8 @@ std::uint64_t fused_step(step_pointers const& a, std::size_t begin, std::size_t 
         for (std::size_t stop; begin < end; begin = stop) {
             stop = end;
             if (stochastic) {
-                scalars.lines = rounding_lines_at(c.rounding.key, a.place, begin);
-                std::size_t const line_end = rounding_line_end(a.place, begin);
+                scalars.lines = rounding_lines_at(c.rounding.key, a.position, begin);
+                std::size_t const line_end = rounding_line_end(a.position, begin);
                 stop = line_end < end ? line_end : end;
             }
             nonfinite += step_line<Param, Grad, ExpAvg, ExpAvgSq, WeightOut>(a, begin, stop, scalars, access);

@@ -51,7 +51,7 @@ struct bfloat16_rounding {
 // Position of a shard for stochastic rounding: the number of its parameter, which is the same on every rank and
 // backend, and the index of the shard's first element in the parameter. A named parameter has the number
 // param_number_of(name).
-struct place_in_param {
+struct param_position {
     std::uint64_t param = 0;
     std::uint64_t begin = 0;
 };
@@ -100,26 +100,26 @@ ADAMANT_BEGIN_INLINE_NAMESPACE
 {
     return mixed_bits(mixed_bits(seed) + step);
 }
-// The lines of the shard's element `index`, relative to the shard's first element. place: the shard's position.
+// The lines of the shard's element `index`, relative to its first element, which is at `position`.
 [[nodiscard]] ADAMANT_ON_GPU ADAMANT_ALWAYS_INLINE constexpr rounding_lines
-rounding_lines_at(std::uint64_t key, place_in_param const& place, std::size_t index) noexcept
+rounding_lines_at(std::uint64_t key, param_position const& position, std::size_t index) noexcept
 {
-    std::uint64_t const line = (place.begin + index) / rounding_line_elems;
-    std::uint64_t const line_key = mixed_bits(mixed_bits(key + place.param) + line);
+    std::uint64_t const line = (position.begin + index) / rounding_line_elems;
+    std::uint64_t const line_key = mixed_bits(mixed_bits(key + position.param) + line);
     std::uint64_t const exp_avg_sq = mixed_bits(line_key + 1);
     std::uint64_t const param = mixed_bits(line_key + 2);
     // If the shard starts in an earlier line, its first element has a negative index in this one, modulo 2^64.
-    std::size_t const first = static_cast<std::size_t>(place.begin - line * rounding_line_elems);
+    std::size_t const first = static_cast<std::size_t>(position.begin - line * rounding_line_elems);
     return {
         rounding_line{static_cast<std::uint32_t>(exp_avg_sq), static_cast<std::uint32_t>(exp_avg_sq >> 32) | 1}.from(
             first),
         rounding_line{static_cast<std::uint32_t>(param), static_cast<std::uint32_t>(param >> 32) | 1}.from(first)};
 }
 // The index in the shard of the first element of the next line.
-[[nodiscard]] ADAMANT_ON_GPU ADAMANT_ALWAYS_INLINE constexpr std::size_t rounding_line_end(place_in_param const& place,
-                                                                                           std::size_t index) noexcept
+[[nodiscard]] ADAMANT_ON_GPU ADAMANT_ALWAYS_INLINE constexpr std::size_t
+rounding_line_end(param_position const& position, std::size_t index) noexcept
 {
-    return index + (rounding_line_elems - static_cast<std::size_t>((place.begin + index) % rounding_line_elems));
+    return index + (rounding_line_elems - static_cast<std::size_t>((position.begin + index) % rounding_line_elems));
 }
 
 // A number for a named parameter (FNV-1a, 64 bits).

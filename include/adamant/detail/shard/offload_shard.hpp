@@ -53,9 +53,9 @@ public:
         return which == shard_array::accumulator ? sum_ : shard_.data(which);
     }
     // The position of element `begin` of the shard.
-    [[nodiscard]] place_in_param place(std::size_t begin) const noexcept
+    [[nodiscard]] param_position position(std::size_t begin) const noexcept
     {
-        place_in_param const& first = shard_.pointers().place;
+        param_position const& first = shard_.pointers().position;
         return {first.param, first.begin + begin};
     }
     // Replaces the gradient by an array of the same type and size.
@@ -433,7 +433,7 @@ private:
                 data(exp_avg) + bytes(exp_avg, begin),
                 data(exp_avg_sq) + bytes(exp_avg_sq, begin),
                 has_weight_out() ? data(weight_out) + bytes(weight_out, begin) : nullptr,
-                place(begin),
+                position(begin),
                 changed() == nullptr ? nullptr : words_of(block)};
     }
 

@@ -37,7 +37,7 @@ ADAMANT_DECL void check_size(char const* array, std::size_t array_size, std::siz
 ADAMANT_DECL void check_arrays(shard_dtypes const& types, kernel::step_pointers const& pointers, std::size_t size)
 {
     check_array_size("a shard of", size);
-    std::uint64_t const begin = pointers.place.begin;
+    std::uint64_t const begin = pointers.position.begin;
     if (begin > std::numeric_limits<std::uint64_t>::max() - size)
         throw_invalid_argument({"cannot place ", counted(size, "element"), " at element ", begin,
                                 " of a parameter: their indexes exceed 64 bits. Was a negative begin converted?"});

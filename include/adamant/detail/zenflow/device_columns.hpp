@@ -215,7 +215,7 @@ public:
         column_copy copy;
         copy.by_rows = arrays_[param].weight_out;
         copy.by_columns = staging_ + staged_[param];
-        copy.own_places = true;
+        copy.indexed = true;
         copy.list = list;
         copy.rows = copy.pitch = m.rows();
         copy.columns = m.columns();
@@ -320,8 +320,8 @@ private:
             std::copy(s.format().types.begin(), s.format().types.end(), piece.types);
             piece.elems = (end - k - 1) * r.pitch + rows(i);
             piece.group = r.first_step + step;
-            piece.place = {s.place(0).param,
-                           columns(i) == 0 ? s.place(0).begin : r.list[k] * m.all_rows() + m.first_row()};
+            piece.position = {s.position(0).param,
+                              columns(i) == 0 ? s.position(0).begin : r.list[k] * m.all_rows() + m.first_row()};
             piece.format = &s.format();
             pieces.push_back(piece);
             param_of_piece_.push_back(i);
@@ -370,7 +370,7 @@ private:
         if (residents_[i].in_place) {
             copy.by_columns = {
                 reinterpret_cast<std::uintptr_t>(matrices_[i].shard().data(matrices_[i].weights_source()))};
-            copy.own_places = true;
+            copy.indexed = true;
         }
         device_->scatter_columns(copy);
     }

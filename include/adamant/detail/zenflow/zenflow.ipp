@@ -81,7 +81,7 @@ ADAMANT_DECL shard_id zenflow_optimizer::add_param(zenflow_param added)
         detail::throw_invalid_argument({"cannot add param '", added.name, "' after ", detail::counted(steps(), "step"),
                                         ". Add all params before the first step."});
     return core_->model.add_param(added.group.index, added.name, added.shard, added.columns, added.weights,
-                                  std::move(added.place));
+                                  std::move(added.position));
 }
 ADAMANT_DECL std::size_t zenflow_optimizer::params() const noexcept
 {

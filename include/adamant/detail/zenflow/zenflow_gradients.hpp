@@ -194,7 +194,7 @@ private:
                 float_mode_scope const mode(subnormals::flushed);
                 if (s.gradient(b, false, {}, true, scratch).squares.nonfinite == 0)
                     continue;
-                report.first_nonfinite = optimizer_report::place{i, s.first_nonfinite(b, false)};
+                report.first_nonfinite = optimizer_report::element{i, s.first_nonfinite(b, false)};
                 return;
             }
         }

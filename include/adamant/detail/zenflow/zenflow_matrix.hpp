@@ -207,11 +207,11 @@ private:
     [[nodiscard]] offload_shard part(std::size_t column, std::size_t row, std::size_t n,
                                      std::byte const* gradient) const noexcept
     {
-        place_in_param const place = {shard_.place(0).param, column * all_rows_ + first_row_ + row};
+        param_position const position = {shard_.position(0).param, column * all_rows_ + first_row_ + row};
         return {any_shard(shard_.format(),
                           {state_at(param, column, row), gradient, state_at(exp_avg, column, row),
                            state_at(exp_avg_sq, column, row),
-                           shard_.has_weight_out() ? state_at(weight_out, column, row) : nullptr, place},
+                           shard_.has_weight_out() ? state_at(weight_out, column, row) : nullptr, position},
                           n),
                 tier_};
     }

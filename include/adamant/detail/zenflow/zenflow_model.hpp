@@ -74,26 +74,26 @@ struct zenflow_model {
     [[nodiscard]] bool takes_part(std::size_t i) const noexcept { return detail::takes_part(in_step[i]); }
 
     std::size_t add_param(std::size_t group, std::string const& name, any_shard const& shard, std::size_t columns,
-                          void* weights, shard_place place)
+                          void* weights, shard_position position)
     {
         std::size_t all_rows = shard.size();
         std::size_t first_row = 0;
         if (columns != 0) {
-            check_matrix(name, shard, columns, weights, place);
-            if (place.shape.empty())
-                place.shape = {shard.size() / columns, columns};
+            check_matrix(name, shard, columns, weights, position);
+            if (position.shape.empty())
+                position.shape = {shard.size() / columns, columns};
             all_rows = 1;
-            for (std::size_t const each : place.shape) // the registry refuses what overflows
+            for (std::size_t const each : position.shape) // the registry refuses what overflows
                 all_rows *= each;
             all_rows /= columns;
-            first_row = place.begin / columns;
+            first_row = position.begin / columns;
         } else if (weights != nullptr) {
             throw_invalid_argument(
                 {"cannot add param '", name,
                  "' with `weights`: it has 0 columns, so its weights are weight_out or param. Omit `weights`, or set "
                  "the number of columns."});
         } else {
-            first_row = place.begin;
+            first_row = position.begin;
         }
         reserve_one(matrices);
         reserve_one(params);
@@ -103,9 +103,9 @@ struct zenflow_model {
         state.plan.wanted.resize(columns);
         state.plan.late.reserve(columns);
         state.plan.late_list.reserve(columns);
-        std::size_t const number = registry.add_shard(group, name, shard, {}, std::move(place), cpu.tier());
+        std::size_t const number = registry.add_shard(group, name, shard, {}, std::move(position), cpu.tier());
         if (columns == 0)
-            all_rows = element_count(registry.places().params()[registry.places()[number].param]);
+            all_rows = element_count(registry.positions().params()[registry.positions()[number].param]);
         matrices.emplace_back(registry[number].shard, cpu.tier(), columns, all_rows, first_row,
                               static_cast<std::byte*>(weights));
         params.push_back(std::move(state));
@@ -197,19 +197,19 @@ private:
         append_extent(extents, "weights", m.weights(), m.size() * size_bytes(m.weights_type()), i, true);
     }
     static void check_matrix(std::string const& name, any_shard const& shard, std::size_t columns, void const* weights,
-                             shard_place const& place)
+                             shard_position const& position)
     {
         std::string const subject = text_of({"cannot add matrix '", name, "' with ", counted(columns, "column"), ": "});
-        std::size_t const last = place.shape.empty() ? columns : place.shape.back();
-        if (shard.size() % columns != 0 || place.begin % columns != 0)
+        std::size_t const last = position.shape.empty() ? columns : position.shape.back();
+        if (shard.size() % columns != 0 || position.begin % columns != 0)
             throw_invalid_argument(
-                {subject, "elements ", place.begin, " to ", place.begin + shard.size(), " are not whole rows"});
+                {subject, "elements ", position.begin, " to ", position.begin + shard.size(), " are not whole rows"});
         if (last != columns)
             throw_invalid_argument({subject, "the last dimension of its shape is ", last});
         std::size_t const together = elems_together(shard.format().types);
-        if (shard.size() / columns % together != 0 || place.begin / columns % together != 0)
-            throw_invalid_argument({subject, "it has rows ", place.begin / columns, " to ",
-                                    (place.begin + shard.size()) / columns, ", but 8-bit moments are in groups of ",
+        if (shard.size() / columns % together != 0 || position.begin / columns % together != 0)
+            throw_invalid_argument({subject, "it has rows ", position.begin / columns, " to ",
+                                    (position.begin + shard.size()) / columns, ", but 8-bit moments are in groups of ",
                                     together,
                                     " rows. Pass a multiple of that, other moments, or 0 columns to update it every "
                                     "step."});

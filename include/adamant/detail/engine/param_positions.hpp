@@ -29,18 +29,18 @@ void reserve_one(std::vector<T>& all)
         all.reserve(2 * all.size() + 1);
 }
 
-class param_places {
+class param_positions {
 public:
-    struct placed {
+    struct element_range {
         std::size_t param; // index in params()
         std::size_t begin;
         std::size_t elements;
         shard_dtypes types;
     };
 
-    [[nodiscard]] std::size_t size() const noexcept { return places_.size(); }
-    [[nodiscard]] placed const& operator[](std::size_t shard) const noexcept { return places_[shard]; }
-    [[nodiscard]] std::string const& name(std::size_t shard) const { return params_[places_[shard].param].name; }
+    [[nodiscard]] std::size_t size() const noexcept { return positions_.size(); }
+    [[nodiscard]] element_range const& operator[](std::size_t shard) const noexcept { return positions_[shard]; }
+    [[nodiscard]] std::string const& name(std::size_t shard) const { return params_[positions_[shard].param].name; }
     [[nodiscard]] std::vector<state_param> const& params() const noexcept { return params_; }
 
     // The shard of parameter `name` that begins at element `begin`. Prefers a shard with elements to an empty one.
@@ -50,32 +50,32 @@ public:
         if (!param)
             return std::nullopt;
         std::size_t const k = first_filled(*param, begin);
-        if (k != filled_.size() && places_[filled_[k]].param == *param && places_[filled_[k]].begin == begin)
+        if (k != filled_.size() && positions_[filled_[k]].param == *param && positions_[filled_[k]].begin == begin)
             return filled_[k];
-        for (std::size_t i = 0; i < places_.size(); ++i)
-            if (places_[i].param == *param && places_[i].begin == begin)
+        for (std::size_t i = 0; i < positions_.size(); ++i)
+            if (positions_[i].param == *param && positions_[i].begin == begin)
                 return i;
         return std::nullopt;
     }
     // Removes a shard, as if it had never been added. O(n), because the indices of later shards change.
     void remove(std::size_t shard) noexcept
     {
-        std::size_t const param = places_[shard].param;
-        auto const is_same = [&](placed const& p) { return p.param == param; };
-        auto const removed = places_.begin() + offset(shard);
-        bool const was_first = std::none_of(places_.begin(), removed, is_same);
-        auto const next = std::find_if(removed + 1, places_.end(), is_same);
+        std::size_t const param = positions_[shard].param;
+        auto const is_same = [&](element_range const& p) { return p.param == param; };
+        auto const removed = positions_.begin() + offset(shard);
+        bool const was_first = std::none_of(positions_.begin(), removed, is_same);
+        auto const next = std::find_if(removed + 1, positions_.end(), is_same);
         // Params are sorted by their first shards, so this one may move behind others, or disappear.
         std::size_t last = param;
         if (was_first)
             for (auto each = removed + 1; each != next; ++each)
                 last = std::max(last, each->param);
-        bool const is_gone = was_first && next == places_.end();
+        bool const is_gone = was_first && next == positions_.end();
         auto const renumbered = [&](std::size_t each) {
             return each == param ? last : each - (each > param && each <= last);
         };
-        if (places_[shard].elements != 0)
-            filled_.erase(filled_.begin() + offset(first_filled(param, places_[shard].begin)));
+        if (positions_[shard].elements != 0)
+            filled_.erase(filled_.begin() + offset(first_filled(param, positions_[shard].begin)));
         std::rotate(filled_.begin() + offset(first_filled(param, 0)),
                     filled_.begin() + offset(first_filled(param + 1, 0)),
                     filled_.begin() + offset(first_filled(last + 1, 0)));
@@ -85,9 +85,9 @@ public:
                     params_.begin() + offset(last) + 1);
         for (std::size_t& each : by_name_)
             each = renumbered(each);
-        for (placed& each : places_)
+        for (element_range& each : positions_)
             each.param = renumbered(each.param);
-        places_.erase(removed);
+        positions_.erase(removed);
         if (is_gone) {
             params_.pop_back(); // the rotation moved it to the end
             by_name_.erase(std::find(by_name_.begin(), by_name_.end(), last));
@@ -103,26 +103,27 @@ public:
     // Adds the next shard. Throws invalid_argument, and changes nothing, for a position outside the parameter and for
     // shards that a checkpoint cannot hold: a name that is empty or not UTF-8, a shape or group that differs from the
     // parameter's, types that differ from its other shards', or elements that another shard has.
-    void add(std::string const& name, std::size_t group, shard_dtypes const& types, std::size_t size, shard_place place)
+    void add(std::string const& name, std::size_t group, shard_dtypes const& types, std::size_t size,
+             shard_position position)
     {
         if (name.empty())
             throw_invalid_argument(
                 {"cannot add a shard: it has no name. Checkpoints identify shards by the parameter's name."});
         check_utf8("the name of a shard", name);
-        bool const whole = place.shape.empty() && place.begin == 0;
-        state_param param{name, place.shape.empty() ? std::vector{size} : std::move(place.shape), group};
+        bool const whole = position.shape.empty() && position.begin == 0;
+        state_param param{name, position.shape.empty() ? std::vector{size} : std::move(position.shape), group};
         std::size_t const all = element_count(param);
-        if (place.begin > all || size > all - place.begin)
-            throw_invalid_argument({"cannot add a shard of '", name, "': it has elements ", place.begin, " to ",
-                                    place.begin + size, ", but the parameter has ", all,
+        if (position.begin > all || size > all - position.begin)
+            throw_invalid_argument({"cannot add a shard of '", name, "': it has elements ", position.begin, " to ",
+                                    position.begin + size, ", but the parameter has ", all,
                                     ". Pass the shape of the whole parameter."});
         std::size_t const together = elems_together(types);
-        if (place.begin % together != 0 || (size % together != 0 && place.begin + size != all))
-            throw_invalid_argument({"cannot add a shard of '", name, "': it has elements ", place.begin, " to ",
-                                    place.begin + size, " of ", all, ", but its moments are in groups of ", together,
+        if (position.begin % together != 0 || (size % together != 0 && position.begin + size != all))
+            throw_invalid_argument({"cannot add a shard of '", name, "': it has elements ", position.begin, " to ",
+                                    position.begin + size, " of ", all, ", but its moments are in groups of ", together,
                                     ". Begin at a multiple of ", together,
                                     ", and end at one or at the end of the parameter."});
-        placed added{params_.size(), place.begin, size, types};
+        element_range added{params_.size(), position.begin, size, types};
         if (std::optional<std::size_t> const index = find_param(name)) {
             state_param const& known = params_[*index];
             if (whole)
@@ -137,7 +138,7 @@ public:
             check_neighbors(added);
         }
         // Allocate everything first, so that a failure changes nothing.
-        reserve_one(places_);
+        reserve_one(positions_);
         reserve_one(filled_);
         reserve_one(by_name_);
         if (added.param == params_.size()) {
@@ -145,25 +146,25 @@ public:
             by_name_.insert(by_name_.begin() + offset(first_named(name)), added.param);
         }
         if (size != 0)
-            filled_.insert(filled_.begin() + offset(first_filled(added.param, added.begin)), places_.size());
-        places_.push_back(added);
+            filled_.insert(filled_.begin() + offset(first_filled(added.param, added.begin)), positions_.size());
+        positions_.push_back(added);
     }
 
 private:
     // Checks a shard against its neighbors in the parameter. The other shards have been checked already.
-    void check_neighbors(placed const& added) const
+    void check_neighbors(element_range const& added) const
     {
         if (added.elements == 0)
             return;
         std::size_t const next = first_filled(added.param, added.begin);
-        if (next != filled_.size() && places_[filled_[next]].param == added.param)
+        if (next != filled_.size() && positions_[filled_[next]].param == added.param)
             check_pair(filled_[next], added);
-        if (next != 0 && places_[filled_[next - 1]].param == added.param)
+        if (next != 0 && positions_[filled_[next - 1]].param == added.param)
             check_pair(filled_[next - 1], added);
     }
-    void check_pair(std::size_t shard, placed const& added) const
+    void check_pair(std::size_t shard, element_range const& added) const
     {
-        placed const& known = places_[shard];
+        element_range const& known = positions_[shard];
         if (added.begin < known.begin + known.elements && known.begin < added.begin + added.elements)
             throw_invalid_argument({"cannot add a shard of '", name(shard), "' with elements ", added.begin, " to ",
                                     added.begin + added.elements, ": shard ", shard, " has elements ", known.begin,
@@ -197,13 +198,13 @@ private:
     [[nodiscard]] std::size_t first_filled(std::size_t param, std::size_t begin) const noexcept
     {
         auto const entry = std::lower_bound(filled_.begin(), filled_.end(), begin, [&](std::size_t shard, std::size_t) {
-            placed const& p = places_[shard];
+            element_range const& p = positions_[shard];
             return p.param != param ? p.param < param : p.begin < begin;
         });
         return static_cast<std::size_t>(entry - filled_.begin());
     }
 
-    std::vector<placed> places_;
+    std::vector<element_range> positions_;
     std::vector<state_param> params_;
     std::vector<std::size_t> by_name_; // indices of params, sorted by name
     std::vector<std::size_t> filled_;  // shards with elements, sorted by param and first element
