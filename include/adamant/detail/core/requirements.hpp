@@ -23,4 +23,4 @@
 #error                                                                                                                 \
     "adamant refuses -mfpmath=387 and other ways to compute float with more precision (FLT_EVAL_METHOD): they would change the bits of a step. Use -mfpmath=sse."
 #endif
-static_assert(0.1 < 0.1f, "adamant refuses -fsingle-precision-constant: it would change the bits of a step.");
+static_assert(0.1 < double{0.1f}, "adamant refuses -fsingle-precision-constant: it would change the bits of a step.");

@@ -16,7 +16,7 @@ namespace detail {
 
 ADAMANT_DECL bool float_holds(double value) noexcept
 {
-    return value == 0 || (std::fabs(value) > 0x1.000001p-126 && std::fabs(value) <= FLT_MAX);
+    return value == 0 || (std::fabs(value) > 0x1.000001p-126 && std::fabs(value) <= double{FLT_MAX});
 }
 
 ADAMANT_DECL void refuse_hyperparameter(char const* key, double value, char const* rule)
@@ -48,10 +48,10 @@ ADAMANT_DECL void validate(hyperparameters const& hyper)
         if (!detail::float_holds(value))
             detail::refuse_hyperparameter(key, value, "0, or from 1.2e-38 to 3.4e38, which float holds");
     double const largest_step = hyper.bias_correction ? hyper.lr / (1 - hyper.beta1) : hyper.lr;
-    if (!(largest_step <= FLT_MAX))
+    if (!(largest_step <= double{FLT_MAX}))
         detail::refuse_hyperparameter("lr", hyper.lr,
                                       "such that lr / (1 - beta1), the step size of step 1, is at most 3.4e38");
-    if (hyper.mode == decay_mode::decoupled && !(hyper.lr * hyper.weight_decay <= FLT_MAX))
+    if (hyper.mode == decay_mode::decoupled && !(hyper.lr * hyper.weight_decay <= double{FLT_MAX}))
         detail::refuse_hyperparameter("lr", hyper.lr, "such that lr * weight_decay is at most 3.4e38");
     if (hyper.mode > decay_mode::l2)
         detail::throw_invalid_argument(
