@@ -106,7 +106,8 @@ def step(params: Sequence[Any], grads: Sequence[Any], exp_avgs: Sequence[Any], e
     -----
     Arrays are contiguous, in host memory, and of equal sizes at each index. No written array overlaps another array.
     Threads share the elements of the whole list. The bits are those of one call for each tensor. Thread-safe for lists
-    that do not overlap. Releases the GIL.
+    that do not overlap. Releases the GIL. torch does not see these writes: if a graph may still use the old values, call
+    torch.autograd.graph.increment_version(params).
     """
     beta1, beta2 = betas
     return (_native or native()).step(  # type: ignore[no-any-return]
