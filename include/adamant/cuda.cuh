@@ -74,7 +74,6 @@ public:
     {
         return streams_.wait_until(event, deadline);
     }
-    [[nodiscard]] bool reset(clock::time_point deadline) noexcept override { return streams_.reset(deadline); }
 
     [[nodiscard]] std::shared_ptr<std::byte> pinned(std::size_t bytes) override
     {
@@ -94,6 +93,8 @@ public:
     [[nodiscard]] device_usage usage() const override { return streams_.usage(); }
 
 private:
+    [[nodiscard]] bool reset_streams(clock::time_point deadline) noexcept override { return streams_.reset(deadline); }
+
     explicit cuda_device(detail::cuda::device_identity const& identity)
         : streams_(identity.ordinal, identity.name), shares_host_memory_(identity.shares_host_memory)
     {

@@ -288,7 +288,13 @@ public:
 
     /// Drops work that has not begun, as far as the device can, waits for the rest until the deadline, and clears the
     /// failure. Returns false if the device cannot continue or does not answer. Device memory keeps its contents.
-    [[nodiscard]] virtual bool reset(clock::time_point deadline) noexcept = 0;
+    [[nodiscard]] bool reset(clock::time_point deadline) noexcept
+    {
+        resets_.fetch_add(1);
+        return reset_streams(deadline);
+    }
+    /// Returns the number of calls of reset(). Each may have dropped an optimizer's work. Thread-safe.
+    [[nodiscard]] std::uint64_t resets() const noexcept { return resets_.load(); }
 
     /// Allocates at least `bytes` bytes of pinned host memory, aligned to 4096 bytes; freed with the last pointer to
     /// it. Throws unavailable.
@@ -306,7 +312,11 @@ public:
     [[nodiscard]] virtual device_usage usage() const = 0;
 
 private:
+    /// Implements reset().
+    [[nodiscard]] virtual bool reset_streams(clock::time_point deadline) noexcept = 0;
+
     std::atomic<void const*> user_{nullptr};
+    std::atomic<std::uint64_t> resets_{0};
 };
 
 ADAMANT_END_NAMESPACE

@@ -72,7 +72,6 @@ public:
     [[nodiscard]] device_event record_event(device_stream stream) override;
     void wait_event(device_stream stream, device_event event) override;
     [[nodiscard]] bool wait_until(device_event event, clock::time_point deadline) override;
-    [[nodiscard]] bool reset(clock::time_point deadline) noexcept override;
 
     [[nodiscard]] std::shared_ptr<std::byte> pinned(std::size_t bytes) override;
 
@@ -125,6 +124,7 @@ private:
         std::thread thread;
     };
 
+    [[nodiscard]] bool reset_streams(clock::time_point deadline) noexcept override;
     // Locks the mutex. Throws unavailable in a forked child process, which has no threads of the device and where the
     // mutex may be locked forever.
     [[nodiscard]] std::unique_lock<std::mutex> lock_state() const;

@@ -62,20 +62,13 @@ public:
     // device does not answer or cannot continue.
     [[nodiscard]] bool stop() const noexcept
     {
-        resets_.fetch_add(1);
         auto const soon = std::chrono::steady_clock::now() + std::chrono::seconds(1);
         bool const answers = device_->reset(is_late_.load() ? std::min(soon, deadline()) : deadline());
         is_late_.store(!answers);
         return answers;
     }
     // The same without waiting.
-    void drop_work() const noexcept
-    {
-        resets_.fetch_add(1);
-        (void)device_->reset(std::chrono::steady_clock::now());
-    }
-    // Number of calls of stop() and drop_work(). Each may have dropped work. Thread-safe.
-    [[nodiscard]] std::uint64_t resets() const noexcept { return resets_.load(); }
+    void drop_work() const noexcept { (void)device_->reset(std::chrono::steady_clock::now()); }
     // Waits until the device is idle. Stops it if that fails.
     void settle() const noexcept
     {
@@ -96,7 +89,6 @@ private:
 
     std::shared_ptr<device> device_;
     double timeout_s_;
-    mutable std::atomic<std::uint64_t> resets_{0};
     mutable std::atomic<bool> is_late_{false}; // a wait has timed out
 };
 

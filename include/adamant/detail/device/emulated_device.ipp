@@ -204,7 +204,7 @@ ADAMANT_DECL bool emulated_device::wait_until(device_event event, clock::time_po
     return state_of(event.stream).completed >= event.number;
 }
 
-ADAMANT_DECL bool emulated_device::reset(clock::time_point deadline) noexcept
+ADAMANT_DECL bool emulated_device::reset_streams(clock::time_point deadline) noexcept
 {
     if (!streams_.in_this_process())
         return false;
@@ -414,7 +414,9 @@ ADAMANT_DECL void emulated_device::perform(stream_state& stream, operation& op, 
         failure = error.what();
     }
     auto const stream_number = static_cast<device_stream>(&stream - streams_->data());
-    double const min_duration_s = options_.latency_s + static_cast<double>(op.bytes) / rate(stream_number);
+    constexpr double never_s = 1e9; // which the clock's unit still holds
+    double const min_duration_s =
+        std::min(options_.latency_s + static_cast<double>(op.bytes) / rate(stream_number), never_s);
     // Relative to the end of the stream's previous operation, so that oversleeping does not accumulate.
     auto const start = std::max(stream.free_at, begin - std::chrono::milliseconds(1));
     auto const until =

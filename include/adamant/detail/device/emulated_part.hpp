@@ -222,7 +222,7 @@ ADAMANT_DECL std::size_t emulated_device::part_bytes(std::span<device_piece cons
         for (std::size_t block_in_piece = 0; block_in_piece < piece.blocks(); ++block_in_piece)
             bytes += (s.record_bytes_at_most(s.length(block_in_piece)) + 63) / 64 * 64;
     }
-    return bytes;
+    return (bytes + alignment - 1) / alignment * alignment; // one allocation
 }
 
 ADAMANT_END_NAMESPACE

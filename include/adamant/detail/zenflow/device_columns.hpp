@@ -195,13 +195,13 @@ public:
     // Returns a number for is_staged().
     [[nodiscard]] std::uint64_t stage(std::size_t param)
     {
-        std::uint64_t const number = device_.resets();
+        std::uint64_t const number = device_->resets();
         zenflow_matrix const& m = matrices_[param];
         device_->copy_up(staging_ + staged_[param], m.shard().data(m.weights_source()), m.size() * weight_bytes(param));
         return number;
     }
     // Whether that copy is enqueued or complete. A reset may have dropped it.
-    [[nodiscard]] bool is_staged(std::uint64_t number) const noexcept { return number == device_.resets(); }
+    [[nodiscard]] bool is_staged(std::uint64_t number) const noexcept { return number == device_->resets(); }
     // Enqueues the copy of these columns from staging memory to the weights in use.
     void flush(std::size_t param, std::vector<std::uint32_t> const& columns)
     {
