@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <cstring>
 #include <map>
+#include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -122,6 +123,8 @@ struct state_dict {
     /// The caller's own entries, such as a seed or a position in the data: kept in files, ignored by optimizers. Keys
     /// that begin with "adamant." are reserved.
     std::map<std::string, std::string> metadata = {};
+    /// Keeps the sources and targets of tensors alive, which state() creates. May be empty.
+    std::vector<std::shared_ptr<void const>> owners = {};
 };
 
 ADAMANT_END_NAMESPACE

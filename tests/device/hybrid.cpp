@@ -512,6 +512,37 @@ TEST_CASE("Weights that cannot be sent when nothing else is left to do are sent 
     CHECK(difference(m.all(), states[3]) == "");
 }
 
+TEST_CASE("A device without pieces that cannot take the last weights is left, with nothing lost", "[once]")
+{
+    model m({}, 1.0);
+    m.gpu->release(m.there.at.weight_out); // too early
+    m.make_gradients(1);
+    CHECK(message_of([&] { (void)m.steps->step({.max_norm = 0.0}); }).find("is complete nevertheless") !=
+          std::string::npos);
+    CHECK(message_of([&] { (void)m.steps->state(); }).find("fails again or does not answer yet") != std::string::npos);
+    CHECK_THROWS_AS(m.steps->place(nullptr, split({1}, {.ratio = 1})), invalid_argument);
+    CHECK_THROWS_AS(m.steps->state(), device_error);
+    m.steps->place(nullptr, split(m.steps->shard_sizes(), {.ratio = 1}));
+    m.placed = false;
+    CHECK(difference(m.all(), expected({}, {.max_norm = 0.0})[1]) == "");
+}
+
+TEST_CASE("A placement takes the bytes that device_bytes() names, and no more")
+{
+    test::random_bits random(3);
+    for (int i = 0; i < 40; ++i) {
+        model m({}, -1);
+        placement const where =
+            split(m.steps->shard_sizes(), {.ratio = static_cast<double>(random.below(1000)) / 1000});
+        emulated_device plenty;
+        std::size_t const bytes = m.steps->device_bytes(plenty, where);
+        auto const exact = std::make_shared<emulated_device>(emulation_options{.memory_bytes = bytes});
+        m.steps->place(exact, where);
+        CHECK(exact->memory().free_bytes == 0);
+        m.steps->place(nullptr, split(m.steps->shard_sizes(), {.ratio = 1}));
+    }
+}
+
 TEST_CASE("While a device has yet to roll back its part, nothing that it needs for that can be changed", "[once]")
 {
     optimizer_options options;

@@ -595,6 +595,10 @@ TEST_CASE("What an optimizer is asked wrongly is an error, and nothing is lost")
           }) == "adamant: cannot add a shard of 'w': its exp_avg is bfloat16, but that of shard 0 is float32. Use the "
                 "same types for all shards of a parameter.");
     o.add_shard({.group = 0, .name = "w", .shard = other.view(), .position = {{2, 100}, 100}});
+    CHECK(message_of([&] { o.set_steps(~std::uint64_t{0}); }).find("less than 2^64 - 1") != std::string::npos);
+    CHECK(message_of([&] {
+              static_cast<void>(any_shard(data.view()).track({static_cast<std::uint64_t*>(nullptr), 2}));
+          }) == "adamant: changed is a null pointer");
     CHECK(message_of([&] { o.step({.max_norm = -1}); }) ==
           "adamant: max_norm is -1, but must be a finite number, 0 or above");
     CHECK(message_of([&] { o.step({.max_norm = 1, .max_abs_grad = 1}); }).find("set the other to 0") !=
@@ -998,6 +1002,63 @@ TEST_CASE("learning rate, weight decay and loss scale are those of the step, not
         expected = reference::update(expected, gradient[0], make_coefficients(hyper, ++t, {.loss_scale = s.scale}));
         CHECK(test::bits(param[9]) == test::bits(expected.param));
         CHECK(test::bits(exp_avg[9]) == test::bits(expected.exp_avg));
+    }
+}
+
+TEST_CASE("a state that exchanges an optimizer's own arrays is refused, and its copy is loaded", "[once]")
+{
+    for (bool const split : {false, true}) {
+        std::vector<float> low(2 * 64), master(2 * 64), grad(64), exp_avg(2 * 64), exp_avg_sq(2 * 64);
+        std::vector<bfloat16> weights(2 * 64);
+        std::vector<split_float32> residuals(2 * 64);
+        for (std::size_t i = 0; i < 128; ++i) {
+            master[i] = i < 64 ? 1.0f : 2.0f;
+            weights[i] = narrow<bfloat16>(master[i]);
+        }
+        optimizer o(executor_of(1));
+        o.add_group("all", usual_adamw);
+        for (std::size_t k = 0; k < 2; ++k) {
+            std::size_t const at = k * 64;
+            std::string const name(1, static_cast<char>('a' + k));
+            if (split)
+                o.add_shard({.group = 0,
+                             .name = name,
+                             .shard = shard(residuals.data() + at, grad.data(), exp_avg.data() + at,
+                                            exp_avg_sq.data() + at, weights.data() + at, std::size_t{64})});
+            else
+                o.add_shard({.group = 0,
+                             .name = name,
+                             .shard = shard(master.data() + at, grad.data(), exp_avg.data() + at,
+                                            exp_avg_sq.data() + at, std::size_t{64})});
+        }
+        state_dict state = o.state();
+        o.load(state);
+        std::swap(state.params[0].name, state.params[1].name);
+        CHECK(
+            message_of([&] { o.load(state); }) ==
+            "adamant: cannot load 'a': its source is an array of this optimizer, which loading overwrites. Pass a copy "
+            "of the state.");
+        std::vector<std::vector<std::byte>> memory;
+        for (state_tensor& t : state.tensors) {
+            memory.emplace_back(array_bytes(t.type, t.elements));
+            read_elements(t, 0, t.elements, memory.back().data());
+            t.data = memory.back().data();
+            t.source = nullptr;
+            t.target = nullptr;
+        }
+        o.load(state);
+        CHECK((split ? widen(weights[0]) : master[0]) == 2.0f);
+        CHECK((split ? widen(weights[64]) : master[64]) == 1.0f);
+
+        // What state() returned outlives the optimizer.
+        state_dict views;
+        {
+            optimizer const gone = std::move(o);
+            views = const_cast<optimizer&>(gone).state();
+        }
+        std::vector<float> read(64);
+        read_elements(views.tensors[0], 0, 64, reinterpret_cast<std::byte*>(read.data()));
+        CHECK(read[63] == 2.0f);
     }
 }
 

@@ -6,6 +6,7 @@
 #include <chrono>
 #include <cmath>
 #include <cstring>
+#include <limits>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -612,6 +613,24 @@ TEST_CASE("zenflow: with a device the bits are the same (more of them)", "[once]
     random_runs_with_a_device(308, 308 + test::repeats(5));
 }
 
+TEST_CASE("zenflow: a device that somebody else resets between steps has the same bits", "[both]")
+{
+    run_options of;
+    of.shapes = {{512, 32}, {40, 0}};
+    of.zenflow = {.topk_ratio = 0.25, .select_interval = 4, .update_interval = 2};
+    tester all(of, 1, 1);
+    rank_run& rank = *all.ranks[0];
+    rank.place(test::make_device({.up_bytes_per_s = 1e6})); // 512 * 32 weights take 65 ms
+    for (int step = 0; step < 9; ++step) {
+        INFO("step " << step);
+        all.draw(false);
+        all.step();
+        CHECK(rank.on->reset(device::clock::now() + std::chrono::seconds(10)));
+        all.compare(step == 8);
+    }
+    rank.by->place(nullptr);
+}
+
 TEST_CASE("zenflow: weights that a device shares with the host cannot be tracked in place", "[both]")
 {
     run_options of;
@@ -1157,6 +1176,39 @@ TEST_CASE("zenflow: errors say what was asked and what was found, and change not
     other = kept.state;
     other.loss_scaler = loss_scaler_state{};
     CHECK(mentions(refusal([&] { by.load(other); }), {"dynamic loss scale"}));
+    auto const refused_with = [&](auto const& change) {
+        zenflow_state changed = kept.state;
+        change(changed);
+        return refusal([&] { by.load(changed); });
+    };
+    double const nan = std::numeric_limits<double>::quiet_NaN();
+    CHECK(mentions(refused_with([](zenflow_state& s) { s.position.in_window = 2; }), {"in_window is 2", "steps, 1"}));
+    CHECK(mentions(refused_with([](zenflow_state& s) { s.position.since_selection = 7; }), {"since_selection is 7"}));
+    CHECK(mentions(refused_with([](zenflow_state& s) { s.position.steps = ~std::uint64_t{0}; }), {"number of steps"}));
+    CHECK(mentions(refused_with([&](zenflow_state& s) { s.position.done_squares = nan; }), {"done_squares is nan"}));
+    CHECK(mentions(refused_with([](zenflow_state& s) { s.deferred_norm = -1; }), {"deferred_norm is -1"}));
+    CHECK(mentions(refused_with([](zenflow_state& s) { s.params[1].counts[0] = ~std::uint64_t{0}; }),
+                   {"less than 2^64 - 1"}));
+
+    // Its own arrays may be loaded in their places alone.
+    auto const exchange = [](zenflow_state& s) {
+        for (std::size_t const p : {0u, 1u})
+            s.params[p].name = p == 0 ? "param 1" : "param 0";
+    };
+    run_options of_equal;
+    of_equal.shapes = {{64, 8}, {64, 8}};
+    tester equal(of_equal, 1, 0);
+    equal.draw(false);
+    equal.step();
+    zenflow_optimizer& own = *equal.ranks[0]->by;
+    zenflow_state exchanged = own.state();
+    own.load(exchanged);
+    exchange(exchanged);
+    CHECK(mentions(refusal([&] { own.load(exchanged); }), {"cannot load 'param ", "Pass a copy"}));
+    equal.compare(true);
+    kept_state copied(own.state());
+    exchange(copied.state);
+    own.load(copied.state);
     all.compare(true);
     all.draw(false);
     all.step();

@@ -132,6 +132,7 @@ ADAMANT_DECL std::uint64_t optimizer::steps() const noexcept
 ADAMANT_DECL void optimizer::set_steps(std::uint64_t steps)
 {
     core_->rules.between_steps("set_steps()");
+    detail::check_steps(steps);
     core_->session.training().steps = steps;
     core_->session.history().forget();
 }
@@ -169,10 +170,14 @@ ADAMANT_DECL void optimizer::place(std::shared_ptr<device> target, placement con
     detail::registry& shards = core_->shards;
     core_->rules.between_steps("place()");
     core_->team().check_process();
-    core_->session.catch_up();
+    bool const leaves = target == nullptr && core_->partition() != nullptr && !core_->partition()->has_pieces();
+    if (!leaves)
+        core_->session.catch_up();
     core_->rules.known_state(core_->device());
     core_->rules.may_place(target.get(), requested, core_->device(), core_->options);
     shards.check_overlaps();
+    if (leaves)
+        core_->session.leave_behind();
     if (requested.device_elems == 0 && !shards.has_device_arrays())
         target.reset(); // it would have no work
     core_->is_laid_out = false;
@@ -370,8 +375,7 @@ ADAMANT_DECL bool optimizer::ticket::wait_until(std::chrono::steady_clock::time_
 }
 ADAMANT_DECL bool optimizer::ticket::wait_for(std::chrono::nanoseconds time) const
 {
-    auto const now = std::chrono::steady_clock::now();
-    return wait_until(now + std::min(time, std::chrono::steady_clock::time_point::max() - now));
+    return wait_until(detail::time_after(std::chrono::steady_clock::now(), time));
 }
 ADAMANT_DECL optimizer_report optimizer::ticket::wait() const
 {

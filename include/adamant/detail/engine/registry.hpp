@@ -110,7 +110,10 @@ public:
         return sizes;
     }
     // View of split master weights as an array of float32; null for a shard without them.
-    [[nodiscard]] split_view const* split_param(std::size_t shard) const noexcept { return split_params_[shard].get(); }
+    [[nodiscard]] std::shared_ptr<split_view const> const& split_param(std::size_t shard) const noexcept
+    {
+        return split_params_[shard];
+    }
     void require_shard(std::size_t shard) const
     {
         if (shard >= shards_.size())
@@ -130,10 +133,10 @@ public:
         refuse_overlaps(std::move(extents));
         shards_.push_back({added, group, blocks()});
         try {
-            split_params_.push_back(
-                has_split_param(view.format().types)
-                    ? std::make_unique<split_view>(added.data(shard_array::weight_out), added.data(shard_array::param))
-                    : nullptr);
+            split_params_.push_back(has_split_param(view.format().types)
+                                        ? std::make_shared<split_view const>(added.data(shard_array::weight_out),
+                                                                             added.data(shard_array::param))
+                                        : nullptr);
             positions_.add(name, group, view.format().types, view.size(), std::move(position));
         } catch (...) {
             shards_.pop_back();
@@ -264,7 +267,7 @@ private:
 
     std::vector<parameter_group> groups_;
     std::vector<tracked_shard> shards_;
-    std::vector<std::unique_ptr<split_view>> split_params_; // on the heap: state_dicts point to them
+    std::vector<std::shared_ptr<split_view const>> split_params_; // shared with state_dicts
     param_positions positions_;
     std::vector<device_arrays> device_arrays_;
     written_memory written_;

@@ -30,11 +30,11 @@ namespace detail {
         for (auto const& [array, kept] :
              {std::pair{arrays::param, state_array::param}, std::pair{arrays::exp_avg, state_array::exp_avg},
               std::pair{arrays::exp_avg_sq, state_array::exp_avg_sq}})
-            if (split_view const* const split = shard_registry.split_param(i);
-                split != nullptr && array == arrays::param)
-                all.tensors.push_back(
-                    {positions[i].param, kept, dtype::float32, positions[i].begin, s.size(), nullptr, split, split});
-            else
+            if (auto const& split = shard_registry.split_param(i); split != nullptr && array == arrays::param) {
+                all.tensors.push_back({positions[i].param, kept, dtype::float32, positions[i].begin, s.size(), nullptr,
+                                       split.get(), split.get()});
+                all.owners.push_back(split);
+            } else
                 all.tensors.push_back({positions[i].param, kept, s.type(array), positions[i].begin, s.size(),
                                        s.size() == 0 ? nullptr : s.data(array)});
     }
@@ -59,6 +59,7 @@ struct state_to_load {
 [[nodiscard]] inline state_to_load fit_state(state_dict const& state, registry const& shard_registry,
                                              training_state const& training)
 {
+    check_steps(state.step);
     state_to_load result{plan_copies(state, views_of(shard_registry, training)),
                          shard_registry.groups(),
                          {state.step, state.loss_scaler}};

@@ -222,12 +222,20 @@ public:
             return;
         team_.check_process();
         if (!dispatcher_.stop() || !dispatcher_.device()->roll_back())
-            throw_device_error(
-                {dispatcher_.device()->device().name(),
-                 " failed in a step and does not answer yet, so its part of that step is not rolled back. "
-                 "Call again later, or load a checkpoint into a new optimizer."});
-        blocks_.forget_records();
-        machine_.go(machine_.is_inconsistent() ? step_state::inconsistent : step_state::idle);
+            throw_device_error({dispatcher_.device()->device().name(),
+                                " failed in a step and fails again or does not answer yet, so that step is neither "
+                                "complete on it nor rolled back. Call again later, or load a checkpoint into a new "
+                                "optimizer."});
+        caught_up();
+    }
+    // The same for a device without pieces, which need not answer: only weights are missing there.
+    void leave_behind()
+    {
+        if (!machine_.is_behind())
+            return;
+        team_.check_process();
+        static_cast<void>(dispatcher_.stop());
+        caught_up();
     }
     // Rolls back the last step. Requires records of all its blocks. Throws invalid_argument if its gradients have
     // changed.
@@ -278,6 +286,12 @@ public:
     void end_load() { machine_.go(step_state::idle); }
 
 private:
+    // The device has nothing left to do of a failed step.
+    void caught_up()
+    {
+        blocks_.forget_records();
+        machine_.go(machine_.is_inconsistent() ? step_state::inconsistent : step_state::idle);
+    }
     // If the team drives the step, continues it.
     [[nodiscard]] bool continue_at_end() noexcept override
     {

@@ -2,6 +2,7 @@
 // A word in memory that one thread changes and others wait for, first spinning and then asleep.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cstdint>
@@ -20,6 +21,13 @@ inline void relax() noexcept
 #else
     asm volatile("yield");
 #endif
+}
+
+// A time that lies a duration of any length after `now`.
+[[nodiscard]] inline std::chrono::steady_clock::time_point time_after(std::chrono::steady_clock::time_point now,
+                                                                      std::chrono::nanoseconds duration) noexcept
+{
+    return now + std::min(duration, std::chrono::steady_clock::time_point::max() - now);
 }
 
 // A word that one side changes and the other waits for. Waiters spin first, then sleep. Counts the sleepers itself:
@@ -49,7 +57,7 @@ public:
     std::uint32_t wait(std::uint32_t old, std::chrono::nanoseconds spin) noexcept
     {
         if (spin.count() > 0) {
-            auto const until = std::chrono::steady_clock::now() + spin;
+            auto const until = time_after(std::chrono::steady_clock::now(), spin);
             do {
                 for (int i = 0; i < 32; ++i) {
                     if (std::uint32_t const now = load(); now != old)

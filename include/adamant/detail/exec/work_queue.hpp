@@ -241,7 +241,7 @@ private:
             return false;
         auto const now = clock::now();
         if (spin_end == clock::time_point{})
-            spin_end = now + team_->options().spin;
+            spin_end = time_after(now, team_->options().spin);
         return now < spin_end;
     }
     // Returns whether this thread closes the drain; false if another thread closed it or added more work.

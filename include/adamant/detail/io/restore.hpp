@@ -12,6 +12,7 @@
 
 #include <adamant/checkpoint.hpp>
 #include <adamant/error.hpp>
+#include <adamant/detail/io/live_arrays.hpp>
 #include <adamant/detail/io/state_check.hpp>
 
 ADAMANT_BEGIN_NAMESPACE
@@ -58,11 +59,18 @@ private:
 
 // Returns the copies that set every array of `live` from `loaded`. Names identify parameters; parameters that only
 // `loaded` has are ignored. Throws what validate() throws, and invalid_argument that names a parameter, shape, type or
-// range of elements that is missing or differs.
+// range of elements that is missing or differs, or a source that is another array of `live`.
 [[nodiscard]] inline std::vector<state_copy> plan_copies(state_dict const& loaded, state_dict const& live)
 {
     std::vector<state_tensor> const pieces = checked_tensors(loaded);
     name_index const by_name(loaded.params, "param");
+    live_arrays written;
+    for (state_tensor const& tensor : live.tensors)
+        if (tensor.target == nullptr)
+            written.add(tensor.data, array_bytes(tensor.type, tensor.elements));
+        else
+            written.add(tensor.source, 1); // split masters have no address, but their source has one
+    written.sort();
     std::vector<state_copy> copies;
     for (state_tensor const& tensor : live.tensors) {
         state_param const& param = live.params[tensor.param];
@@ -100,10 +108,15 @@ private:
                                         elems_together(tensor.type), ", and the boundary between elements ",
                                         piece->begin, " of the state and ", tensor.begin,
                                         " of this optimizer divides one. Use the shard boundaries of the saved run."});
-            copies.push_back(
-                {const_cast<std::byte*>(bytes_behind(tensor.data, array_bytes(tensor.type, begin - tensor.begin))),
-                 bytes_behind(piece->data, array_bytes(tensor.type, begin - piece->begin)), array_bytes(tensor.type, n),
-                 piece->source, tensor.target});
+            state_copy const copy{
+                const_cast<std::byte*>(bytes_behind(tensor.data, array_bytes(tensor.type, begin - tensor.begin))),
+                bytes_behind(piece->data, array_bytes(tensor.type, begin - piece->begin)), array_bytes(tensor.type, n),
+                piece->source, tensor.target};
+            if (piece->source == nullptr)
+                written.check_source(param.name, copy.src, copy.bytes, copy.dst);
+            else if (piece->source != tensor.source || copy.src != copy.dst)
+                written.check_source(param.name, piece->source, 1, nullptr);
+            copies.push_back(copy);
             begin += n;
         }
         if (begin != end)

@@ -185,6 +185,13 @@ inline void check_loss_scaler(std::optional<loss_scaler_state> const& scaler)
         throw_invalid_argument({"the loss scaler's scale is ", scaler->scale, ", but must be ", loss_scale_rule});
 }
 
+// Throws invalid_argument for a number of steps that no step may follow.
+inline void check_steps(std::uint64_t steps)
+{
+    if (steps == std::numeric_limits<std::uint64_t>::max())
+        throw_invalid_argument({"the number of steps is ", steps, ", but must be less than 2^64 - 1"});
+}
+
 // Returns the tensors with elements, and one for each array without elements, sorted by param, array and begin. Throws
 // what validate() throws.
 inline std::vector<state_tensor> checked_tensors(state_dict const& state)

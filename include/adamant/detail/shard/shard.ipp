@@ -68,6 +68,8 @@ ADAMANT_DECL void check_changed(any_shard const& shard, std::span<std::uint64_t>
         throw_invalid_argument({"cannot track a shard of ", counted(shard.size(), "element"), ": changed has ",
                                 counted(changed.size(), "word"), ". It needs ", changed_words(shard.size()),
                                 ", one bit for each element."});
+    if (changed.data() == nullptr && !changed.empty())
+        throw_invalid_argument({"changed is a null pointer"});
     auto const begin = reinterpret_cast<std::uintptr_t>(changed.data());
     for (std::size_t a = 0; a < shard_arrays; ++a) {
         auto const array = reinterpret_cast<std::uintptr_t>(shard.data(static_cast<shard_array::index>(a)));

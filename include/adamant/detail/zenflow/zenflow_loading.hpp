@@ -4,14 +4,17 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <cstdint>
 #include <cstring>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <adamant/error.hpp>
 #include <adamant/zenflow.hpp>
 #include <adamant/detail/core/sorting.hpp>
+#include <adamant/detail/io/live_arrays.hpp>
 #include <adamant/detail/zenflow/zenflow_model.hpp>
 #include <adamant/detail/zenflow/zenflow_state_check.hpp>
 
@@ -42,6 +45,22 @@ namespace detail {
     return view;
 }
 
+// Throws invalid_argument for counts of steps that contradict each other, and for negative or NaN sums and norms. Files
+// may hold any numbers, but no run continues from these.
+inline void check_position(zenflow_position const& position, double deferred_norm)
+{
+    check_steps(position.steps);
+    for (auto const& [name, steps] :
+         {std::pair{"since_selection", position.since_selection}, std::pair{"in_window", position.in_window}})
+        if (steps > position.steps)
+            throw_invalid_argument(
+                {name, " is ", steps, ", but must be at most the number of steps, ", position.steps});
+    for (auto const& [name, value] :
+         {std::pair{"done_squares", position.done_squares}, std::pair{"deferred_norm", deferred_norm}})
+        if (!(value >= 0))
+            throw_invalid_argument({name, " is ", value, ", but must be at least 0"});
+}
+
 class zenflow_loading {
 public:
     // states: those of all ranks, in any order. has_scaler: whether the optimizer has a dynamic loss scale. Throws
@@ -52,6 +71,7 @@ public:
             throw_invalid_argument({"cannot call load() without a state"});
         for (zenflow_state const& each : states) {
             validate(each);
+            check_position(each.position, each.deferred_norm);
             if (each.position != states.front().position)
                 throw_invalid_argument({"cannot load states of different steps: ", states.front().position.steps,
                                         " and ", each.position.steps,
@@ -77,6 +97,8 @@ public:
                     if (each.name != model_.registry.name(i))
                         continue;
                     check_matches(i, each);
+                    for (std::uint64_t const count : each.counts)
+                        check_steps(count);
                     source const piece{&each, std::max(begin, each.first_row),
                                        std::min(end, each.first_row + each.rows)};
                     if (piece.begin < piece.end)
@@ -103,6 +125,7 @@ public:
                                         " is missing (needed: ", begin, " to ", end - 1,
                                         "). Pass the state of every rank exactly once."});
         }
+        check_sources();
     }
 
     // Loads param i. publishing: set to a flag for each column whose weights are not published yet. Returns whether any
@@ -115,16 +138,9 @@ public:
         zenflow_param_state& state = model_.params[i];
         std::size_t const columns = model_.is_matrix(i) ? m.columns() : 1;
         bool has_weights = model_.is_matrix(i);
+        for_each_array_copy(i, copy);
         for (source const& piece : pieces) {
             has_weights = has_weights && piece.state->weights != nullptr;
-            for (shard_array::index const which : state_arrays)
-                for (std::size_t c = 0; c < columns && m.shard().is_state(which) && piece.begin != piece.end; ++c)
-                    copy(*piece.state,
-                         piece.state->arrays[which] +
-                             m.shard().bytes(which, c * piece.state->rows + piece.begin - piece.state->first_row),
-                         m.shard().bytes(which, piece.end - piece.begin),
-                         m.shard().data(which) +
-                             m.shard().bytes(which, c * m.state_rows() + piece.begin - m.first_row()));
             if (model_.is_matrix(i) && piece.state->summed != 0 && piece.begin != piece.end)
                 copy(*piece.state, piece.state->sums + (piece.begin - piece.state->first_row) * columns,
                      (piece.end - piece.begin) * columns * sizeof(float),
@@ -142,11 +158,7 @@ public:
             model_.copy_weights(i);
             return false;
         }
-        std::size_t const row_bytes = columns * size_bytes(m.weights_type());
-        for (source const& piece : pieces)
-            if (piece.begin != piece.end)
-                copy(*piece.state, piece.state->weights + (piece.begin - piece.state->first_row) * row_bytes,
-                     (piece.end - piece.begin) * row_bytes, m.weights() + (piece.begin - m.first_row()) * row_bytes);
+        for_each_weight_copy(i, copy);
         publishing = any.publishing;
         return std::find(publishing.begin(), publishing.end(), 1) != publishing.end();
     }
@@ -157,6 +169,57 @@ private:
         zenflow_state_param const* state;
         std::size_t begin, end;
     };
+
+    // Calls visit(state, source, bytes, target) for every copy into the param's arrays of params and moments.
+    template <class Visit>
+    void for_each_array_copy(std::size_t i, Visit const& visit) const
+    {
+        zenflow_matrix const& m = model_.matrices[i];
+        std::size_t const columns = model_.is_matrix(i) ? m.columns() : 1;
+        for (source const& piece : all_[i])
+            for (shard_array::index const which : state_arrays)
+                for (std::size_t c = 0; c < columns && m.shard().is_state(which) && piece.begin != piece.end; ++c)
+                    visit(*piece.state,
+                          piece.state->arrays[which] +
+                              m.shard().bytes(which, c * piece.state->rows + piece.begin - piece.state->first_row),
+                          m.shard().bytes(which, piece.end - piece.begin),
+                          m.shard().data(which) +
+                              m.shard().bytes(which, c * m.state_rows() + piece.begin - m.first_row()));
+    }
+    // The same for a matrix's weights. Pieces without weights are passed over.
+    template <class Visit>
+    void for_each_weight_copy(std::size_t i, Visit const& visit) const
+    {
+        zenflow_matrix const& m = model_.matrices[i];
+        std::size_t const row_bytes = m.columns() * size_bytes(m.weights_type());
+        for (source const& piece : all_[i])
+            if (piece.begin != piece.end && piece.state->weights != nullptr)
+                visit(*piece.state, piece.state->weights + (piece.begin - piece.state->first_row) * row_bytes,
+                      (piece.end - piece.begin) * row_bytes, m.weights() + (piece.begin - m.first_row()) * row_bytes);
+    }
+    // Throws invalid_argument for a source that is another array of this optimizer.
+    void check_sources() const
+    {
+        live_arrays written;
+        for (std::size_t i = 0; i < model_.size(); ++i) {
+            zenflow_matrix const& m = model_.matrices[i];
+            for (shard_array::index const which : state_arrays)
+                if (m.shard().is_state(which))
+                    written.add(m.shard().data(which), m.shard().bytes(which, m.shard().size()));
+            if (model_.is_matrix(i))
+                written.add(m.weights(), m.shard().size() * size_bytes(m.weights_type()));
+        }
+        written.sort();
+        for (std::size_t i = 0; i < model_.size(); ++i) {
+            auto const check = [&](zenflow_state_param const& param, void const* src, std::size_t bytes, void* dst) {
+                if (param.source == nullptr)
+                    written.check_source(param.name, src, bytes, dst);
+            };
+            for_each_array_copy(i, check);
+            if (model_.is_matrix(i))
+                for_each_weight_copy(i, check);
+        }
+    }
 
     // The memory may overlap. Throws as the state's source.
     static void copy(zenflow_state_param const& param, void const* source, std::size_t bytes, void* target)
