@@ -7,18 +7,13 @@
     "adamant's tuning files need nlohmann-json 3.11 or newer, and the compiler finds no nlohmann/json.hpp (Debian and Ubuntu: nlohmann-json3-dev)."
 #endif
 
-#include <cerrno>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
-#include <cstring>
 #include <filesystem>
-#include <fstream>
-#include <iterator>
 #include <limits>
 #include <string>
 #include <string_view>
-#include <system_error>
 
 #include <nlohmann/json.hpp>
 
@@ -26,6 +21,8 @@
 #include <adamant/tune.hpp>
 #include <adamant/detail/core/default_mode.hpp>
 #include <adamant/detail/io/durable_file.hpp>
+#include <adamant/detail/io/file_source.hpp>
+#include <adamant/detail/io/state_check.hpp>
 
 ADAMANT_BEGIN_NAMESPACE
 namespace detail {
@@ -57,6 +54,7 @@ inline tuned_cores tuned_from_json(nlohmann::ordered_json const& document)
     result.available_cores = static_cast<unsigned>(whole(document, "of", index_set::max_index));
     demand(result.cores >= 1 && result.cores <= result.available_cores, "cores");
     result.cpuadam_cores_perc = number(document, "cpuadam_cores_perc");
+    demand(result.cpuadam_cores_perc <= 1, "cpuadam_cores_perc");
     result.finished = document.at("finished").get<bool>();
     if (auto const warnings = document.find("warnings"); warnings != document.end()) // older files have none
         result.warnings = warnings->get<std::vector<std::string>>();
@@ -125,22 +123,22 @@ inline save_report save_tuned(std::filesystem::path const& path, tuned_cores con
 [[nodiscard]] inline tuned_cores read_tuned(std::filesystem::path const& path)
 {
     detail::default_mode_scope const mode;
-    std::error_code ignored;
-    bool const folder = std::filesystem::is_directory(path, ignored);
-    errno = 0;
-    std::ifstream file(path);
-    int const reason = folder ? EISDIR : errno;
-    std::string text;
-    if (!folder)
-        text.assign(std::istreambuf_iterator<char>(file), {});
-    if (!file || folder)
-        detail::throw_unavailable({"cannot read the tuning result ", path.string(),
-                                   reason != 0 ? std::string(": ") + std::strerror(reason) : std::string(),
-                                   ". Create one with `adamant tune --save ", path.string(), "`."});
+    constexpr std::size_t most_bytes = std::size_t{1} << 24;
     auto const refusal = [&](std::string const& reason_text) {
         return corrupted("adamant: cannot read " + path.string() + ": it is not a tuning result of this version (" +
                          reason_text + "). Tune again.");
     };
+    std::string text;
+    try {
+        detail::file_source const file(path);
+        if (file.size() > most_bytes)
+            throw refusal("it has " + std::to_string(file.size()) + " bytes");
+        text.resize(file.size());
+        file.read(file.data(), text.size(), reinterpret_cast<std::byte*>(text.data()));
+    } catch (unavailable const& e) {
+        detail::throw_unavailable(
+            {detail::reason(e), ". Create a tuning result with `adamant tune --save ", path.string(), "`."});
+    }
     try {
         return detail::tuned_from_json(nlohmann::ordered_json::parse(text));
     } catch (nlohmann::json::exception const& e) {

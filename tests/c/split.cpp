@@ -80,6 +80,7 @@ TEST_CASE("C: a ratio becomes a placement")
     o.device_order = order;
     o.device_order_count = 4;
     refused(adamant_split(sizes, 4, &o, &made), "ADAMANT_SPLIT_DEEPSPEED");
+    refused(adamant_split(sizes, std::size_t{1} << 61, &o, &made), "no memory holds");
     o = split_options();
     o.ratio = 1.5;
     refused(adamant_split(sizes, 4, &o, &made), "1.5");

@@ -79,7 +79,7 @@ file(WRITE ${FOLDER}/other.json "${other}")
 fails("processor was not .* and is " --load ${FOLDER}/other.json)
 file(WRITE ${FOLDER}/half.json "{\"format\":")
 fails("half.json: it is not a tuning result" --load ${FOLDER}/half.json)
-fails("cannot read the tuning result [^\n]*none.json: No such file" --load ${FOLDER}/none.json)
+fails("cannot read '[^\n]*none.json': No such file" --load ${FOLDER}/none.json)
 
 # A deadline that has already passed leaves one core, and says that this is not known to be enough.
 if(of GREATER 1)

@@ -145,6 +145,24 @@ TEST_CASE("a team without PUs, and chunks without number, are errors")
 
 #if defined(_OPENMP)
 
+TEST_CASE("values that are none of an enumeration are refused", "[once]")
+{
+    auto const wrong = static_cast<binding>(9);
+    CHECK(
+        test::mentions(test::refusal<invalid_argument>([&] { team({.threads = 1, .bind = wrong}); }), "valid binding"));
+    CHECK(test::mentions(test::refusal<invalid_argument>([&] { executor({.threads = 1, .bind = wrong}); }),
+                         "valid binding"));
+}
+
+TEST_CASE("a team spins for as long as it is told, also without end")
+{
+    team spinning({.threads = 2, .bind = binding::none, .spin = std::chrono::nanoseconds::max()});
+    std::atomic<unsigned> calls{0};
+    for (int i = 0; i < 3; ++i)
+        spinning.run([&](unsigned) { ++calls; });
+    CHECK(calls == 6);
+}
+
 TEST_CASE("every member takes part in every request, in order, from any number of threads")
 {
     for (unsigned const size : {1u, 2u, 5u}) {

@@ -270,6 +270,11 @@ std::vector<call> calls(std::filesystem::path const& folder)
         f.add(config.loss_scale);
         return f;
     });
+    add_call("clip_coefficient", [] {
+        found f;
+        f.add(clip_coefficient(3.3, 1.1));
+        return f;
+    });
     add_call("a tuning result in a file", [path = folder / "tuned.json"] {
         tuned_cores result;
         result.key = {{{"processor", "one"}}};

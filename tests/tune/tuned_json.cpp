@@ -3,6 +3,8 @@
 #include <filesystem>
 #include <fstream>
 
+#include <sys/stat.h>
+
 #include <adamant/tuned_json.hpp>
 
 #include "catch.hpp"
@@ -67,6 +69,11 @@ TEST_CASE("tune: a result is saved and loaded, and a stale one is noticed")
     CHECK(test::mentions(test::refusal<unavailable>([&] { (void)read_tuned(folder / "none"); }),
                          {"none", "adamant tune"}));
     CHECK(test::mentions(test::refusal<unavailable>([&] { (void)read_tuned(folder); }), "cannot read"));
+    REQUIRE(::mkfifo((folder / "pipe").c_str(), 0600) == 0); // which nobody writes to
+    CHECK(test::mentions(test::refusal<unavailable>([&] { (void)read_tuned(folder / "pipe"); }), "not a regular file"));
+    std::ofstream(folder / "huge").put('{');
+    std::filesystem::resize_file(folder / "huge", std::uintmax_t{1} << 40);
+    CHECK(test::mentions(test::refusal<corrupted>([&] { (void)read_tuned(folder / "huge"); }), "1099511627776 bytes"));
     auto const refused = [&](std::string const& text) {
         std::ofstream(path) << text;
         return test::refusal<corrupted>([&] { (void)read_tuned(path); });
@@ -82,6 +89,7 @@ TEST_CASE("tune: a result is saved and loaded, and a stale one is noticed")
     CHECK(test::mentions(refused(with("\"cores\":6", "\"cores\":-1")), "(cores)"));
     CHECK(test::mentions(refused(with("\"cores\":6", "\"kerne\":6")), "cores"));
     CHECK(test::mentions(refused(with("\"step_s\":0.125", "\"step_s\":\"x\"")), path.string()));
+    CHECK(test::mentions(refused(with("\"cpuadam_cores_perc\":0.75", "\"cpuadam_cores_perc\":7.5")), "cores_perc"));
     CHECK(test::mentions(refused(with("cores 1\"", "cores 2\"")), "format"));
     CHECK(test::mentions(refused(with("\"prefetch_bytes\":4096", "\"prefetch_bytes\":4294967296")), "prefetch_bytes"));
     std::filesystem::remove_all(folder);

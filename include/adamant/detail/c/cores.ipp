@@ -47,9 +47,10 @@ static std::vector<char const*> texts_of(char const* const* texts, std::size_t c
 {
     if (texts == nullptr && count != 0)
         detail::throw_invalid_argument({argument, "_count is ", count, ", but ", argument, "s is a null pointer"});
+    std::vector<char const*> const copied = copy_of(texts, count, argument.c_str());
     for (std::size_t i = 0; i < count; ++i)
-        needed(texts[i], (detail::text_of({"number ", i, " of ", argument, "s"})).c_str());
-    return {texts, texts + count};
+        needed(copied[i], (detail::text_of({"number ", i, " of ", argument, "s"})).c_str());
+    return copied;
 }
 
 machine machine_of([[maybe_unused]] adamant_core_options const& source)

@@ -2,9 +2,12 @@
 // Internal to the C library: translates exceptions to statuses, and checks arguments.
 #pragma once
 
+#include <cstddef>
+#include <limits>
 #include <span>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include <adamant/adamant.h>
 #include <adamant/error.hpp>
@@ -48,6 +51,18 @@ T& needed(T* pointer, char const* name)
     if (pointer == nullptr)
         detail::throw_invalid_argument({name, " is a null pointer"});
     return *pointer;
+}
+
+// Returns a copy of the caller's array. Throws for a count that no array has: its end would wrap around.
+template <class T>
+std::vector<T> copy_of(T const* array, std::size_t count, char const* name)
+{
+    if (count == 0)
+        return {};
+    needed(array, name);
+    if (count > static_cast<std::size_t>(std::numeric_limits<std::ptrdiff_t>::max()) / sizeof(T))
+        detail::throw_invalid_argument({name, " has ", count, " elements, which no memory holds"});
+    return {array, array + count};
 }
 
 // Writes an optional result.

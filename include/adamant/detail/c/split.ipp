@@ -21,13 +21,10 @@ static std::optional<std::size_t> limit_of(std::size_t source)
 }
 static split_request from_c(adamant_split_options const& source)
 {
-    if (source.device_order == nullptr && source.device_order_count != 0)
-        detail::throw_invalid_argument(
-            {"device_order_count is ", source.device_order_count, ", but device_order is a null pointer"});
     return {.ratio = source.ratio,
             .unit = to_enum(source.unit, split_unit::deepspeed, "unit"),
             .order = to_enum(source.order, split_order::back, "order"),
-            .device_order = {source.device_order, source.device_order + source.device_order_count},
+            .device_order = copy_of(source.device_order, source.device_order_count, "device_order"),
             .most_on_cpu = limit_of(source.most_on_cpu),
             .most_on_device = limit_of(source.most_on_device)};
 }
@@ -76,11 +73,10 @@ adamant_status adamant_split(const size_t* sizes, size_t count, const adamant_sp
                              adamant_placement** made)
 {
     return guarded([&] {
-        if (count != 0)
-            needed(sizes, "sizes");
+        std::vector<std::size_t> const copied_sizes = copy_of(sizes, count, "sizes");
         adamant::split_request const request = from_c(read(options));
         needed(made, "made");
-        *made = new adamant_placement{adamant::split({sizes, sizes + count}, request)};
+        *made = new adamant_placement{adamant::split(copied_sizes, request)};
     });
 }
 adamant_status adamant_placement_create(const adamant_piece* pieces, size_t count, adamant_placement** made)

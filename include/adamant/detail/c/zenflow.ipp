@@ -138,11 +138,9 @@ static zenflow_state_param from_c(adamant_zenflow_param const& source)
     result.arrays[shard_array::weight_out] = bytes(source.weight_out);
     result.weights = bytes(source.weights);
     std::size_t const counts = source.columns == 0 ? 1 : source.columns;
-    result.counts.assign(&needed(source.counts, "counts"), source.counts + counts);
-    if (source.columns != 0) {
-        result.selected.assign(&needed(source.selected, "selected"), source.selected + source.columns);
-        result.publishing.assign(&needed(source.publishing, "publishing"), source.publishing + source.columns);
-    }
+    result.counts = copy_of(source.counts, counts, "counts");
+    result.selected = copy_of(source.selected, source.columns, "selected");
+    result.publishing = copy_of(source.publishing, source.columns, "publishing");
     result.sums = source.sums;
     result.summed = source.summed;
     return result;

@@ -42,7 +42,9 @@ public:
     {
         team_.check_process();
         if (!machine_.takes_shards())
-            throw_invalid_argument({"cannot call ", call, ": no step is open. Call begin_step() first."});
+            throw_invalid_argument({"cannot call ", call,
+                                    machine_.is_async() ? ": a step is in progress. Wait for its ticket first."
+                                                        : ": no step is open. Call begin_step() first."});
         team_.check_caller();
     }
     // The step is open and awaits this shard.
@@ -92,11 +94,13 @@ public:
     void may_accumulate(std::size_t shard) const
     {
         registry_.require_shard(shard);
-        char const* const reason =
-            !registry_[shard].shard.has_accumulator() ? "it has no accumulator. Pass one to add_shard()."
-            : !machine_.is_between_steps() && (machine_.is_async() || items_[shard] != shard_in_step::awaited)
-                ? "it is part of the current step. Call accumulate() before submit()."
-                : nullptr;
+        char const* const reason = !registry_[shard].shard.has_accumulator()
+                                       ? "it has no accumulator. Pass one to add_shard()."
+                                   : machine_.is_between_steps() ? nullptr
+                                   : machine_.is_async()         ? "a step is in progress. Wait for its ticket first."
+                                   : items_[shard] != shard_in_step::awaited
+                                       ? "it is part of the current step. Call accumulate() before submit()."
+                                       : nullptr;
         if (reason != nullptr)
             throw_invalid_argument({"cannot accumulate into shard ", registry_.text(shard), ": ", reason});
     }

@@ -8,6 +8,7 @@
 
 #include <adamant/error.hpp>
 #include <adamant/executor.hpp>
+#include <adamant/detail/exec/team_state.hpp>
 #include <adamant/detail/exec/useful_threads.hpp>
 #include <adamant/detail/topology/allowed.hpp>
 
@@ -17,6 +18,7 @@ ADAMANT_DECL executor::executor(executor_options const& options)
     : isa_(resolve_isa(options.tier)), max_chunk_elems_(std::max(options.max_chunk_elems, min_chunk_elems)),
       prefetch_bytes_(options.prefetch_bytes), cpu_quota_(read_cpu_quota().cpus)
 {
+    detail::check_binding(options.bind);
     unsigned threads = options.threads;
 #if !defined(_OPENMP)
     if (std::size_t const asked = threads != 0 ? threads : options.pus.size(); asked > 1)
@@ -47,6 +49,7 @@ ADAMANT_DECL executor::executor(std::shared_ptr<adamant::team> team, executor_op
 {
     if (team_ == nullptr)
         detail::throw_invalid_argument({"cannot create an executor: the pointer to its team is null"});
+    detail::check_binding(options.bind);
     check_agrees(*team_, options);
     set_slices(options.min_slice_elems);
 }

@@ -59,6 +59,8 @@ inline unique_mapping map_pages(std::size_t bytes, std::size_t alignment)
 
 ADAMANT_DECL memory_block::memory_block(std::size_t bytes, memory_options const& options, std::string const& root)
 {
+    if (options.pages < page_kind::transparent || options.pages > page_kind::hugetlb_1g)
+        detail::throw_invalid_argument({"pages is not a valid page_kind"});
     set_size(bytes);
     report_.pages = options.pages;
     if (bytes == 0)

@@ -57,6 +57,7 @@ ADAMANT_DECL bool is_done(team_state const& state, team_request const& request) 
 ADAMANT_DECL team::team(team_options options)
 {
     options.bind = detail::resolved(options.bind);
+    detail::check_binding(options.bind);
     if (options.pus.empty() && (options.bind != binding::none || options.threads == 0))
         detail::throw_invalid_argument(
             {"cannot create a team: no PUs were given. Name PUs, or request binding::none."});

@@ -36,6 +36,11 @@ ADAMANT_BEGIN_NAMESPACE
 
 namespace detail {
 
+inline void check_binding(binding bind)
+{
+    if (bind < binding::automatic || bind > binding::none)
+        throw_invalid_argument({"bind is not a valid binding"});
+}
 constexpr binding resolved(binding bind) noexcept
 {
     if (bind != binding::automatic)

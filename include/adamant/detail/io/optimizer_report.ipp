@@ -12,6 +12,7 @@ ADAMANT_BEGIN_NAMESPACE
 
 ADAMANT_DECL double clip_coefficient(double norm, double max_norm) noexcept
 {
+    detail::default_mode_scope const mode;
     double const factor = max_norm / (norm + 1e-6);
     return max_norm == 0 || !(factor < 1) ? 1.0 : factor;
 }
