@@ -36,7 +36,7 @@
  *
  * Numbers. Sizes and indices are of type size_t; they count elements unless the name says bytes, and indices begin at
  * 0. True and false are int32_t: 0 is false, any other value is true. The bits of a result depend on hyperparameters,
- * limits and the loss scale, and on no other option.
+ * limits, the loss scale, on_nonfinite and the options of ZenFlow, and on no other option.
  */
 
 #ifdef __cplusplus
@@ -72,7 +72,7 @@ enum {
 };
 /** Returns the error of this thread's last failed call, or the report of an incomplete save, in at most 4095 bytes of
  * UTF-8; "" before the first one, and after a complete save. Bytes of a path or name that are not UTF-8 are written in
- * hexadecimal (`\\xff`). Lives until the next failed call of this thread, or the end of the thread. Never null. */
+ * hexadecimal (`\\xff`). Valid until the next failed call or save of this thread, or its end. Never null. */
 ADAMANT_C_API const char* adamant_last_error(void);
 /** Returns "ok", "invalid argument" and so on; "unknown status" for other numbers. Lives forever. */
 ADAMANT_C_API const char* adamant_status_name(adamant_status status);
@@ -130,8 +130,8 @@ typedef struct adamant_executor_options {
     const char* isa;      /**< "scalar", "neon", "avx2", "avx512" or "avx512_bf16"; may be null or "automatic": the
                            * environment variable ADAMANT_ISA if it is set, else the best of this CPU */
     const char* pus;      /**< PUs of the threads, "0-3,8" or "0xf"; may be null or "": one PU of each allowed core */
-    uint32_t threads;     /**< 0: one on each PU. 1: the caller, unless pus is given; asynchronous steps then run in an
-                           * additional unbound thread */
+    uint32_t threads;     /**< 0: one on each PU. 1: the caller, unless pus is given or bind is ADAMANT_BIND_REQUIRED or
+                           * ADAMANT_BIND_IF_POSSIBLE; asynchronous steps then run in an additional unbound thread */
     adamant_binding bind; /**< an adamant_binding */
     size_t min_slice_elems;   /**< minimum of elements per thread; for fewer elements a call uses fewer threads. 0: for
                                * two threads chosen by the measured cost of a hand-over, from 4096 to 16384; for more
@@ -1300,7 +1300,8 @@ ADAMANT_C_API adamant_status adamant_zenflow_set_gradient(adamant_zenflow* zenfl
  *
  * invalid argument: invalid values, a count that is not the number of params, other arrays with a device, and during a
  * step of adamant_zenflow_begin_step(). reduce failed: reduce returned an error; nothing has changed. unavailable: too
- * little device memory for a selection; nothing has changed. device failed: see adamant_zenflow_place(). */
+ * little device memory for a selection; nothing has changed. device failed: see adamant_zenflow_place(). After any
+ * error, gradients may be set. */
 ADAMANT_C_API adamant_status adamant_zenflow_step_gradients(adamant_zenflow* zenflow, const void* const* grads,
                                                             size_t count, const adamant_step_values* values,
                                                             adamant_report* report, adamant_zenflow_report* more);
@@ -1402,7 +1403,8 @@ ADAMANT_C_API adamant_status adamant_zenflow_get_position(adamant_zenflow* zenfl
 ADAMANT_C_API adamant_status adamant_zenflow_get_param(adamant_zenflow* zenflow, size_t number,
                                                        adamant_zenflow_param* param);
 /** Loads a state: params are those of all processes of the saved run, in any order and partitioned by rows in any way;
- * they are matched by name. Their arrays may be the optimizer's own. Hyperparameters do not change. Columns stay
+ * they are matched by name. Their arrays may be the optimizer's own, each for its own param and rows. Hyperparameters
+ * do not change. Columns stay
  * selected until the next selection. invalid argument: a missing part or another type; nothing has changed. */
 ADAMANT_C_API adamant_status adamant_zenflow_load(adamant_zenflow* zenflow, const adamant_zenflow_position* position,
                                                   const adamant_zenflow_param* params, size_t count);

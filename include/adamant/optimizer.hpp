@@ -126,15 +126,16 @@ public:
     /// before the submit() of the shard; from any thread except the team's. Allocates nothing after prepare(). Before
     /// rollback(), set the buffer that the last step read.
     /// @throws invalid_argument for a null pointer (unless the shard has no elements), for memory that a step writes,
-    /// for a submitted or skipped shard, for a shard whose gradient is on a device, and with a device for an address
-    /// that is not a multiple of 16
+    /// for a submitted or skipped shard, for a shard whose gradient is on a device, and, if it is part of a device that
+    /// shares the host's memory, for an address that is not a multiple of 16
     void set_gradient(shard_id shard, void const* grad);
 
     /// Bytes that prepare(with_journal) allocates, accurate to a few KiB. The journal is the memory for the records of
     /// a rollback.
     [[nodiscard]] std::size_t memory_bytes(bool with_journal = true) const;
-    /// Allocates what steps need; otherwise the first step does. Later steps do not allocate (with a device: small
-    /// objects only). with_journal: also allocates the journal, which begin_step() needs.
+    /// Allocates what steps need; otherwise the first step does. Later steps do not allocate, except small
+    /// objects with a device and in the first step with step_values::shard_steps. with_journal: also allocates the
+    /// journal, which begin_step() needs.
     /// @throws invalid_argument for arrays that overlap, and the errors of the class `buffer`
     void prepare(bool with_journal = true);
 
@@ -280,9 +281,9 @@ public:
 
     // ---- State
 
-    /// Returns the state after the last step, as views of the shards' arrays. A device's part is copied into these
-    /// arrays first. Accumulated gradients are not included: to resume with the same bits, take the state between a
-    /// step and the next micro-step.
+    /// Returns the state after the last step, as views of the shards' arrays, valid as long as these. A device's part
+    /// is copied into them first. Accumulated gradients are not included: to resume with the same bits, take the state
+    /// between a step and the next micro-step.
     /// @throws invalid_argument during a step; device_error
     [[nodiscard]] state_dict state();
     /// Copies params and moments of the device into the shards' own arrays (see place()). Does nothing without a
@@ -290,7 +291,8 @@ public:
     void update_host_arrays();
     /// Loads a state: step count, loss scale, hyperparameters (matched by group name) and arrays (matched by parameter
     /// name), for any shard boundaries; computes weight_out from param. Other entries are ignored, accumulated
-    /// gradients are discarded. Makes the last step final.
+    /// gradients are discarded. Makes the last step final. The state's arrays may be those of this optimizer, each at
+    /// its position; of other positions, pass a copy.
     ///
     /// @throws invalid_argument if something is missing or does not fit, with nothing changed; device_error, corrupted
     /// or unavailable if the device or the file fails later: params and moments are then inconsistent, and every step

@@ -241,14 +241,15 @@ struct optimizer_options {
     /// alike), by finish() or step(), or for step_async() in a thread of the team. May throw. If it leaves invalid
     /// words, or a total that is less than this process's own part, the call throws invalid_argument. If reduce fails,
     /// step() and step_async() have changed nothing, and the step of finish() stays open: call finish() again, or
-    /// abandon().
+    /// abandon(). It must not call this optimizer.
     std::function<void(std::span<std::int64_t, squares_total::word_count> words)> reduce = {};
     /// For engines that copy new weights while other shards are still being updated. Called whenever elements [begin,
-    /// end) of a shard have new weights: usually once a step for a whole shard; again after a rollback, or if a shard
-    /// is updated in parts. When finish(), step(), wait(), abandon() or rollback() returns, the last call for each
-    /// range has reported its final weights. Both param and weight_out are written then. Runs in the executor's threads
-    /// or the caller's, concurrently for different shards. It must not call this optimizer or wait for a thread that
-    /// does. It must not throw: an exception ends the program.
+    /// end) of a shard have new weights: usually once a step for the CPU's whole part of a shard; again after a
+    /// rollback, or if that is updated in parts. It is not called for a device's part, whose weights are complete when
+    /// the step's last call returns. When finish(), step(), wait(), abandon() or rollback() returns, the last call for
+    /// each range has reported its final weights. Both param and weight_out are written then. Runs in the executor's
+    /// threads or the caller's, concurrently for different shards. It must not call this optimizer or wait for a thread
+    /// that does. It must not throw: an exception ends the program.
     std::function<void(shard_id shard, std::size_t begin, std::size_t end)> weights_ready = {};
 };
 

@@ -27,7 +27,8 @@ ADAMANT_BEGIN_NAMESPACE
 /// Writes a state to a file, and replaces an existing file atomically. Thread-safe.
 ///
 /// A reader of the path finds the old file or the new one, both complete, even if this process is killed or the machine
-/// crashes. The bytes are written to PATH.part in the same folder, synced to disk, and renamed. Each array is read
+/// crashes. The bytes are written to PATH.part in the same folder, synced to disk, and renamed; a file of that name is
+/// overwritten. Each array is read
 /// twice and not copied; the arrays must not change meanwhile. They may point into the file that is being replaced. The
 /// same state gives the same bytes, for any order and partition of its tensors; tensors without elements are skipped.
 ///
@@ -68,7 +69,8 @@ inline std::size_t write_safetensors(std::span<std::byte> target, state_dict con
 /// Performs every file-system operation of a save on a small file, to find errors before training.
 ///
 /// Thread-safe. Writes a few bytes to PATH.part, syncs them, renames the file to PATH.try, syncs the folder and removes
-/// the file. The file at the path is not touched. Does not check for free space.
+/// the file. The file at the path is not touched; a file at PATH.part is lost, as in a save. Does not check for free
+/// space.
 /// @return what save_safetensors() would return.
 /// @throws unavailable as save_safetensors() does.
 inline save_report check_can_save(std::filesystem::path const& path)

@@ -260,7 +260,7 @@ public:
     zenflow_report step(step_values const& values = {});
     /// Runs a step with gradients[i], row-major, as the gradient of param i. Null: the param takes no part in this
     /// step. Its sum is later divided by the number of steps in which it took part. All ranks pass null for the same
-    /// params.
+    /// params. If it throws, some gradient buffers may already be replaced.
     zenflow_report step_gradients(std::span<void const* const> gradients, step_values const& values = {});
 
     /// Opens a step; see optimizer::begin_step(). Without a device, submit() only notes that the gradient is ready.
