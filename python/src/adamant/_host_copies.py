@@ -40,7 +40,10 @@ def has_allocation(tensor: Tensor) -> bool:
     """Whether the storage is large enough for the elements; resize_() may have freed it."""
     if tensor.numel() == 0:
         return True
-    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride()))
+    if tensor.is_contiguous():
+        last = tensor.numel() - 1
+    else:
+        last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride()))
     return (tensor.storage_offset() + last + 1) * tensor.element_size() <= tensor.untyped_storage().nbytes()
 
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ._arrays import GROUP_BYTES, array_info, group_count
-from ._host_copies import HostCopies, flat, is_dense, local, memory_version, record_writes, same_order
+from ._host_copies import HostCopies, check_memory, flat, is_dense, local, memory_version, record_writes, same_order
 from ._library import Error, InvalidArgument, Report, Unavailable, counted, weakly
 from ._quantized8 import is_quantized, moments
 from ._split_masters import joined, master_key
@@ -69,8 +69,11 @@ def check_readable(tensor: Tensor, name: str) -> None:
     if tensor.is_neg() or tensor.is_conj():
         raise InvalidArgument(f"cannot use {name}: its elements are stored negated (is_neg()). Call resolve_neg()")
     if tensor.numel() and tensor.data_ptr() == 0:
+        reason = "It is a zero tensor, or a collective has not completed. Pass a clone()"
+        if type(tensor) not in (Tensor, torch.nn.Parameter):
+            reason = f"Its elements are in other tensors of its class, {type(tensor).__name__}. Step plain tensors"
         raise InvalidArgument(f"cannot use {name}: it has {counted(tensor.numel(), 'element')}, but no allocated "
-                              "memory. It is a zero tensor, or a collective has not completed. Pass a clone()")
+                              f"memory. {reason}")
 
 
 def check_tracked(param: Tensor, name: str) -> None:
@@ -392,6 +395,10 @@ class StepGroup:
         """Steps all params. skips: params without a gradient, which are skipped, may exist."""
         skipped = [number for number, param in enumerate(self.params) if param.grad is None] if skips else []
         if self.copies is not None:
+            for number, param in enumerate(self.params):
+                grad = local(param.grad) if param.grad is not None else None
+                if grad is not None and grad.untyped_storage().nbytes() < grad.numel() * grad.element_size():
+                    check_memory(grad, f"cannot step {self.names[number]}: its gradient")
             self.begin(optimizer, has_gradients=True)
             with self._abandon_on_error():
                 for number, param in enumerate(self.params):

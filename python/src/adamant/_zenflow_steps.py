@@ -19,8 +19,8 @@ import torch
 from torch import Tensor
 
 from ._arrays import GROUP_ELEMS
-from ._host_copies import (align_gradient, as_dtensor, check_memory, flat, local, memory_version, record_writes,
-                           write_count)
+from ._host_copies import (align_gradient, as_dtensor, check_memory, flat, has_allocation, local, memory_version,
+                           record_writes, write_count)
 from ._library import InvalidArgument, Report, counted, weakly
 from ._quantized8 import is_quantized, moments
 from ._ranks import unknown_shards
@@ -163,7 +163,9 @@ class _TrackedParam:
             self.weights.copy_(self.shard)
         self.master = master_key(param, self.state)
         self._build_layout()
-        self._complete_state()
+        zenflow = optimizer._zenflow
+        # A param that joins between selections: with a ratio of 1 none of its columns is deferred.
+        self._complete_state(zenflow.options.topk_ratio == 1 and bool(zenflow.position.get("has_selection")))
         self.tensors = {name: self.state[name] for name in tensor_keys
                         if name in self.state and (name not in masters or name == self.master)}
         self.layouts = {name: _layout(value) for name, value in self.tensors.items()}
@@ -253,14 +255,15 @@ class _TrackedParam:
             raise InvalidArgument(f"cannot step {self.name}: by_columns is {self.state['by_columns'].dtype}, but the "
                                   f"param is {self.shard.dtype}. Load a complete state")
 
-    def _complete_state(self) -> None:
+    def _complete_state(self, selects_all: bool) -> None:
         """Adds ZenFlow's keys to a new state or to a state of an optimizer without zenflow."""
         state, count = self.state, max(1, self.columns)
         if "updates" not in state:
             state["updates"] = torch.full((count,), int(state["step"]), dtype=torch.int64, device="cpu")
             state["summed"] = torch.tensor(0, device="cpu")
-            for name in ("selected", "publishing") if self.columns else ():
-                state[name] = torch.zeros(count, dtype=torch.bool, device="cpu")
+            if self.columns:
+                state["selected"] = torch.full((count,), selects_all, device="cpu")
+                state["publishing"] = torch.zeros(count, dtype=torch.bool, device="cpu")
 
     def arrays(self) -> Dict[str, Tensor]:
         """Flat arrays in memory order, by the names of a shard's fields."""
@@ -335,14 +338,22 @@ class _TrackedParam:
         grad = self.param.grad
         if grad is None:
             return None
-        check_readable(local(grad), f"grad of {self.name}")
+        self._check_gradient(local(grad))
         return local(grad.detach()).to("cpu").contiguous()
+
+    def _check_gradient(self, grad: Tensor) -> None:
+        check_readable(grad, f"grad of {self.name}")
+        if grad.shape != self.shard.shape:
+            raise InvalidArgument(f"cannot step {self.name}: its gradient has shape {tuple(grad.shape)}, but the param "
+                                  f"has {tuple(self.shard.shape)}")
+        check_memory(grad, f"cannot step {self.name}: its gradient")
 
     def copy_grad_to_device(self) -> bool:
         """Copies the gradient to the device's buffer. Returns whether the param has a gradient."""
         if self.param.grad is None:
             return False
         assert self.device is not None
+        self._check_gradient(self.param.grad)
         self.device.copy(self.device_grad, self.param.grad.detach())
         return True
 
@@ -538,7 +549,11 @@ class ZenFlowSteps:
         members = [(group, param) for group, param in distinct.values()
                    if param.requires_grad or param.grad is not None or param in optimizer.state]
         for _, param in members:
-            check_memory(param, f"cannot step {optimizer._name(param)}: it")
+            if param.device.type == "meta":
+                raise InvalidArgument(f"cannot step {optimizer._name(param)}: it is on the meta device, which has no "
+                                      "values. Materialize it with to_empty() before the step")
+            if not has_allocation(local(param)):
+                check_memory(param, f"cannot step {optimizer._name(param)}: it")
         if self.native is not None:
             for param in self.params if self.changes is not None else ():
                 self.changes.mark_written(param.param, param.state)
@@ -680,7 +695,7 @@ class ZenFlowSteps:
                               device="cpu")
         for number in unsaved:
             param = self.params[number]
-            if all(name in param.state for name in param.tensors):  # a cleared state starts from zero
+            if any(name in param.state for name in param.tensors):  # a cleared state starts from zero
                 param.save(self.native, number, window)
         self.is_saved = True
 

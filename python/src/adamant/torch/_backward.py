@@ -22,6 +22,20 @@ from .._step_group import StepGroup
 _state_tensors = (*moments, *masters)
 # By the param's id, the optimizer whose hooks are active: the newest one that has this param.
 _owners: "weakref.WeakValueDictionary[int, Backward]" = weakref.WeakValueDictionary()
+_accumulating: "weakref.WeakSet[Backward]" = weakref.WeakSet()  # optimizers that accumulate gradients
+_creations = 0
+
+
+def next_creation() -> int:
+    """The number of an optimizer that is created now."""
+    global _creations
+    _creations += 1
+    return _creations
+
+
+def _can_require_grad(param: Tensor) -> bool:
+    return param.requires_grad or (param.is_leaf and not param.is_inference() and (
+        param.is_floating_point() or param.is_complex()))
 
 
 class OpenStep:
@@ -54,6 +68,8 @@ class Backward:
             for param in claimed:
                 _owners[id(param)] = self
             return
+        if self._arguments.accumulate > 1:
+            _accumulating.add(self)
         reference = weakref.ref(self)
 
         def gradient_hook(key: int) -> Callable[[Tensor], None]:
@@ -76,13 +92,72 @@ class Backward:
             for key in [key for key in self._watched if key not in current]:
                 del self._watched[key]
         for param in claimed:
-            if param.requires_grad and id(param) not in self._watched:
-                self._watched[id(param)] = param
-                self._may_be_averaged = True
-                _owners[id(param)] = self
+            if id(param) in self._watched or not _can_require_grad(param):
+                continue
+            self._remove_hooks(id(param))  # of a param that left and is back, or that had this id before
+            is_frozen = not param.requires_grad
+            handles = self._handles[id(param)] = []
+            try:
+                param.requires_grad_()  # a frozen param may get gradients later
                 # Compiled autograd would trace hooks that are not disabled.
-                self._handles += [param.register_hook(torch.compiler.disable(gradient_hook(id(param)))),
-                                  param.register_post_accumulate_grad_hook(torch.compiler.disable(accumulated_hook))]
+                handles.append(param.register_hook(torch.compiler.disable(gradient_hook(id(param)))))
+                handles.append(param.register_post_accumulate_grad_hook(torch.compiler.disable(accumulated_hook)))
+            finally:
+                if is_frozen:
+                    param.requires_grad_(False)
+            self._watched[id(param)] = param
+            self._may_be_averaged = True
+            _owners[id(param)] = self
+
+    def _remove_hooks(self, key: int) -> None:
+        for handle in self._handles.pop(key, ()):
+            handle.remove()
+
+    @staticmethod
+    def _owners_of(params: List[Tensor]) -> Dict[int, Optional["Backward"]]:
+        return {id(param): _owners.get(id(param)) for param in params}
+
+    def _unwatch(self, params: List[Tensor], owners: Dict[int, Optional["Backward"]]) -> None:
+        """Undoes _watch() for params of a group that was not added. owners: those before."""
+        for key, owner in owners.items():
+            self._remove_hooks(key)
+            self._watched.pop(key, None)
+            if owner is not None:
+                _owners[key] = owner
+            elif _owners.get(key) is self:
+                del _owners[key]
+
+    def _restore_hooks(self, after_backward: bool) -> None:
+        """Adds hooks to new params, and attaches those of params whose memory torch has swapped without them.
+
+        after_backward: gradients are of this step, so that those without a record were made without hooks.
+        """
+        if self._arguments.overlap or self._arguments.accumulate > 1:
+            for key, param in self._watched.items() if after_backward else ():
+                if key not in self._made and param.grad is not None and self._is_active(key):
+                    for hooks in ("_backward_hooks", "_post_accumulate_grad_hooks"):
+                        setattr(param, hooks, getattr(param, hooks))
+            keys = [id(param) for _, param in self._all_params()]
+            if keys != self._keys:
+                self._keys = keys
+                self._watch(claims_all=False)
+
+    def _refuse_accumulated_by_others(self) -> None:
+        """Raises InvalidArgument if gradients of these params are in another optimizer's accumulators."""
+        if self._arguments.accumulate > 1 and self._created != _creations:
+            for _, param in self._all_params():
+                if _owners.get(id(param)) is not self and param.grad is not None and not self._may_claim(param):
+                    raise InvalidArgument(f"cannot step {self._name(param)} with accumulate: a newer optimizer has "
+                                          "this param, so its gradients were not accumulated in float32. Delete the "
+                                          "newer optimizer, or step that one")
+        for other in list(_accumulating) if _accumulating else ():
+            if other is self or not any(step_group.accumulated for step_group in other._step_groups or []):
+                continue
+            for _, param in self._all_params():
+                if other._has_accumulated(param):
+                    raise InvalidArgument(f"cannot step {self._name(param)}: another optimizer has accumulated its "
+                                          "gradients, and p.grad is only the last one. Call that optimizer's step() or "
+                                          "zero_grad() first")
 
     def _may_claim(self, param: Tensor) -> bool:
         """Whether no newer optimizer has the param."""
@@ -125,7 +200,7 @@ class Backward:
     def _before_gradient(self, param: Tensor) -> None:
         """Runs before backward() sets or adds to a gradient. FSDP2 sets gradients without calling this."""
         if not self._backwards:
-            self._watch(claims_all=False)  # params may have gained requires_grad or left their group
+            self._restore_hooks(after_backward=False)  # params may have joined or left a group
             if id(param) not in self._watched:
                 return
         if self._may_be_averaged:

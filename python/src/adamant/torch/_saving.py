@@ -76,6 +76,10 @@ class Saving:
             replaced = hook(self, incoming)
             if replaced is not None:
                 incoming = replaced
+        # torch.distributed.checkpoint sets tensors to {} that a flattened checkpoint lacks and this optimizer has.
+        incoming = {**incoming, "state": {
+            key: {name: value for name, value in values.items() if not (isinstance(value, dict) and not value)}
+            if isinstance(values, dict) else values for key, values in incoming["state"].items()}}
         # torch's class saves no options of ours. They describe this optimizer, so they stay.
         saved = copy.deepcopy(incoming["param_groups"])
         for group, new in zip(self.param_groups, saved):

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import operator
 import threading
 import weakref
 from typing import Any, Callable, Dict, List, Optional, Set, Tuple, TypeVar
@@ -24,12 +25,11 @@ from .._zenflow_steps import ZenFlowSteps
 from ..executor import Executor, shared_executor
 from ..optimizer import add_squares
 from ._arguments import Arguments, check_group, check_param
-from ._backward import Backward, OpenStep
+from ._backward import Backward, OpenStep, next_creation
 from ._changes import ChangedWeights, Changes
 from ._saving import Saving
 from ._state import complete_state, count_tensor, settle_count
 
-_creations = itertools.count()
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 # Keep torch's classes: users may assign ours to torch.optim.
 torch_adam, torch_adamw = torch.optim.Adam, torch.optim.AdamW
@@ -46,8 +46,8 @@ _not_for_partitions = {
     "track_changes": "the weights are not those that {} steps"}
 
 
-def _remove(handles: List[Any]) -> None:
-    for handle in handles:
+def _remove_all(handles: Dict[int, List[Any]]) -> None:
+    for handle in itertools.chain.from_iterable(handles.values()):
         handle.remove()
 
 
@@ -94,7 +94,7 @@ class Steps(Backward, Saving):
         for g, group in enumerate(self.param_groups):
             names = group.get("param_names")
             for i, param in enumerate(group["params"]):
-                check_param(param, f"group{g}.{names[i] if names else i}")
+                check_param(param, f"group{g}.{names[i] if names and i < len(names) else i}")
 
     def __repr__(self) -> str:
         arguments = self._arguments.non_defaults() if hasattr(self, "_arguments") else {}
@@ -108,11 +108,16 @@ class Steps(Backward, Saving):
         # If True, a GradScaler does not unscale p.grad and sets attributes, see _refuse_scaler(). If False, it unscales
         # p.grad before step(), as for torch's classes.
         self._step_supports_amp_scaling = self._arguments.accumulate > 1 or self._arguments.overlap
-        self._created = next(_creations)
+        self._created = next_creation()
         self._watched: Dict[int, Tensor] = {}  # params with hooks, by id
-        self._handles: List[Any] = []
-        weakref.finalize(self, _remove, self._handles)
-        self._places: Dict[int, Tuple[int, int]] = {}  # where a param was found, by its id: group and index
+        self._handles: Dict[int, List[Any]] = {}  # their hooks
+        self._keys: List[int] = []  # ids of the params when hooks were added last
+        weakref.finalize(self, _remove_all, self._handles)
+        self._positions: Dict[int, Tuple[int, int]] = {}  # where a param was found, by its id: group and index
+        self._local_names: Dict[int, str] = {}  # their names in these groups
+        self._names: Dict[int, Tuple[Any, str]] = {}  # by the param's id: a reference to it, and its given name
+        self._name_lists: List[Any] = []  # values of "param_names" whose names are known
+        self._record_names()
         self._may_be_averaged = True  # until _refuse_averaging() has checked
         self._may_be_partitioned = True  # until _refuse_partitions() has checked
         self._lock = threading.RLock()  # backward() calls hooks in one thread for each device
@@ -210,17 +215,43 @@ class Steps(Backward, Saving):
 
     def _name(self, param: Tensor) -> str:
         """The group's number and the param's name, or its index in the group."""
-        place = self._places.get(id(param))
-        if place is None or not self._is_at(param, *place):
-            self._places = {}
-            for g, group in enumerate(self.param_groups):
-                for i, candidate in enumerate(group["params"]):
-                    self._places.setdefault(id(candidate), (g, i))
-            place = self._places.get(id(param))
-        if place is None:
-            return "param"
-        names = self.param_groups[place[0]].get("param_names")
-        return f"group{place[0]}.{names[place[1]] if names else place[1]}"
+        self._record_names()
+        position = self._positions.get(id(param))
+        if position is None or not self._is_at(param, *position):
+            self._find_params()
+            position = self._positions.get(id(param))
+        return "param" if position is None else f"group{position[0]}.{self._local_names[id(param)]}"
+
+    def _find_params(self) -> None:
+        self._positions, self._local_names = {}, {}
+        for g, group in enumerate(self.param_groups):
+            used: Set[str] = set()
+            for i, param in enumerate(group["params"]):
+                if id(param) in self._positions:
+                    continue
+                reference, known = self._names.get(id(param), (None, ""))
+                name = known if reference is not None and reference() is param else str(i)
+                while name in used:  # another group's param of this name has joined
+                    name += f".{i}"
+                used.add(name)
+                self._positions[id(param)], self._local_names[id(param)] = (g, i), name
+
+    def _record_names(self) -> None:
+        """Records names by param when they are new: users change "params" of a group, and not "param_names"."""
+        lists = [group.get("param_names") for group in self.param_groups]
+        if len(lists) == len(self._name_lists) and all(map(operator.is_, lists, self._name_lists)):
+            return
+        self._names = {key: entry for key, entry in self._names.items() if entry[0]() is not None}
+        for group, names in zip(self.param_groups, lists):
+            if not names or len(names) != len(group["params"]) or any(names is known for known in self._name_lists):
+                continue
+            used: Set[str] = set()
+            for param, name in zip(group["params"], names):
+                numbered = (f"{name}.{k}" for k in range(1, len(names)))
+                different = next(text for text in (name, *numbered) if text not in used)
+                used.add(different)
+                self._names[id(param)] = weakref.ref(param), different
+        self._name_lists, self._positions = lists, {}
 
     def _is_at(self, param: Tensor, group: int, index: int) -> bool:
         try:
@@ -279,7 +310,11 @@ class Steps(Backward, Saving):
         self._signature.record(self._groups(), states, numbers)
 
     def _groups(self) -> List[Dict[str, Any]]:
-        return self.param_groups if isinstance(self.param_groups, list) else list(self.param_groups)
+        """The groups as the signature reads them: a list of dicts with lists of params."""
+        if isinstance(self.param_groups, list) and all(
+                isinstance(group, dict) and isinstance(group["params"], (list, tuple)) for group in self.param_groups):
+            return self.param_groups
+        return [{**group, "params": list(group["params"])} for group in self.param_groups]
 
     def _check(self) -> int:
         try:
@@ -365,6 +400,7 @@ class Steps(Backward, Saving):
         with delayed_signals:
             if self._step_supports_amp_scaling:
                 self._refuse_scaler()
+            self._refuse_accumulated_by_others()
             if self._arguments.accumulate > 1:
                 self._check_accumulated()
             try:
@@ -373,6 +409,7 @@ class Steps(Backward, Saving):
             finally:
                 self._signature.release()
             self._overlaps = True
+            self._restore_hooks(after_backward=True)
             self._begin_gradients()
             self.last_report = report
         if closure is None and self._arguments.max_norm is not None:
@@ -459,6 +496,7 @@ class Steps(Backward, Saving):
             step().
         """
         self._settle("zero_grad() is called")
+        self._restore_hooks(after_backward=False)
         self._clear_accumulators()
         super().zero_grad(set_to_none)  # type: ignore[misc]
 
@@ -482,14 +520,18 @@ class Steps(Backward, Saving):
         self._refuse_accumulated("a group is added")
         self._settle("add_param_group() is called")
         super().add_param_group(param_group)  # type: ignore[misc]
+        added = self.param_groups[-1]["params"]
+        owners = self._owners_of(added)
         try:
             check_group(self.param_groups[-1], len(self.param_groups) - 1)
             self._check_params()
+            self._record_names()
+            self._watch()
         except BaseException:
             self.param_groups.pop()
+            self._unwatch(added, owners)
             raise
         self._forget()
-        self._watch()
 
     def _settle(self, event: str) -> None:
         """Rolls back the step that backward() began. Gradients stay, and step() starts over. event: for the error."""
