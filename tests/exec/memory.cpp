@@ -336,6 +336,7 @@ TEST_CASE("sizes that no machine has are refused")
         CHECK(mentions(refusal([&] { memory_block(most, with(kind)); }), "negative"));
         CHECK(mentions(refusal([&] { buffer<float>(most / 4 + 2, with(kind)); }), "of 4 bytes"));
     }
+    CHECK(mentions(refusal<invalid_argument>([&] { memory_block(1, with(static_cast<page_kind>(9))); }), "page_kind"));
     std::size_t const wraps_to_4 = most / 4 + 2; // times four: 4
     CHECK(refusal([&] { buffer<float>{wraps_to_4}; }).find(std::to_string(wraps_to_4)) != std::string::npos);
 }
