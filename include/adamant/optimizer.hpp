@@ -175,7 +175,7 @@ public:
     /// If the device fails or does not answer in time, both backends roll the step back: state and accumulated
     /// gradients are as before. To make this possible, both backends record every step (see journal_budget_bytes and
     /// device_records). A device that does not answer rolls back later, before it is used again; keep the gradients of
-    /// that step until then.
+    /// that step until then. If a failed device has no pieces, place(nullptr, ...) leaves it without its answer.
     ///
     /// @throws invalid_argument for a placement that does not match shard_sizes(), for keep_last_step without
     /// device_records, and if the device has shards of another optimizer; device_error and unavailable if the device

@@ -170,14 +170,14 @@ ADAMANT_DECL void optimizer::place(std::shared_ptr<device> target, placement con
     detail::registry& shards = core_->shards;
     core_->rules.between_steps("place()");
     core_->team().check_process();
-    bool const leaves = target == nullptr && core_->partition() != nullptr && !core_->partition()->has_pieces();
-    if (!leaves)
+    bool const detaches = target == nullptr && core_->partition() != nullptr && !core_->partition()->has_pieces();
+    if (!detaches)
         core_->session.catch_up();
     core_->rules.known_state(core_->device());
     core_->rules.may_place(target.get(), requested, core_->device(), core_->options);
     shards.check_overlaps();
-    if (leaves)
-        core_->session.leave_behind();
+    if (detaches)
+        core_->session.abandon_device_work();
     if (requested.device_elems == 0 && !shards.has_device_arrays())
         target.reset(); // it would have no work
     core_->is_laid_out = false;

@@ -226,16 +226,16 @@ public:
                                 " failed in a step and fails again or does not answer yet, so that step is neither "
                                 "complete on it nor rolled back. Call again later, or load a checkpoint into a new "
                                 "optimizer."});
-        caught_up();
+        end_recovery();
     }
-    // The same for a device without pieces, which need not answer: only weights are missing there.
-    void leave_behind()
+    // Gives up what a device without pieces has left to do of a failed step: only copies of weights.
+    void abandon_device_work()
     {
         if (!machine_.is_behind())
             return;
         team_.check_process();
         static_cast<void>(dispatcher_.stop());
-        caught_up();
+        end_recovery();
     }
     // Rolls back the last step. Requires records of all its blocks. Throws invalid_argument if its gradients have
     // changed.
@@ -286,8 +286,8 @@ public:
     void end_load() { machine_.go(step_state::idle); }
 
 private:
-    // The device has nothing left to do of a failed step.
-    void caught_up()
+    // Call when the device has nothing left to do of a failed step.
+    void end_recovery()
     {
         blocks_.forget_records();
         machine_.go(machine_.is_inconsistent() ? step_state::inconsistent : step_state::idle);
