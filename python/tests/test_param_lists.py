@@ -56,6 +56,17 @@ def test_frozen_integer_params_are_ignored():
     assert accumulated_norm(weight, optimizer) == pytest.approx(8.168, abs=0.001)
 
 
+def test_frozen_params_of_classes_without_gradients_are_ignored():
+    class Codes(torch.Tensor):
+        def requires_grad_(self, requires_grad=True):
+            if requires_grad:
+                raise RuntimeError("no gradients")
+            return self
+    weight, = bfloat16_weights()
+    optimizer = accumulating([weight, torch.ones(4).as_subclass(Codes)])
+    assert accumulated_norm(weight, optimizer) == pytest.approx(8.168, abs=0.001)
+
+
 def test_params_that_replace_all_others_are_accumulated():
     old, new = bfloat16_weights(2)
     optimizer = accumulating([old])

@@ -102,6 +102,11 @@ class Backward:
                 # Compiled autograd would trace hooks that are not disabled.
                 handles.append(param.register_hook(torch.compiler.disable(gradient_hook(id(param)))))
                 handles.append(param.register_post_accumulate_grad_hook(torch.compiler.disable(accumulated_hook)))
+            except RuntimeError:
+                if not is_frozen:
+                    raise
+                self._remove_hooks(id(param))  # its class permits no gradients
+                continue
             finally:
                 if is_frozen:
                     param.requires_grad_(False)
