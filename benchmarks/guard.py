@@ -61,6 +61,10 @@ def range_of_median(values, confidence):
     return (ordered[skipped], ordered[n - 1 - skipped]) if skipped >= 0 else (0.0, math.inf)
 
 
+def too_few(count, confidence):
+    return not math.isfinite(range_of_median([1.0] * max(count, 1), confidence)[1])
+
+
 def differs(values, confidence, effect):
     """-1 below 1, 1 above, 0 not beyond noise."""
     low, high = range_of_median(values, confidence)
@@ -135,6 +139,8 @@ def times(program, arguments, name):
         raise CannotRun(f"{program} reports nothing to compare for {name}: {error!r}") from error
     if "ratio" in row:
         found["over the limit"] = row["ratio"]
+    if not all(value > 0 for value in found.values()):
+        raise CannotRun(f"{program} reports a time of 0 for {name}")
     return found
 
 
@@ -178,6 +184,9 @@ def guard(old, new, arguments, options):
         print(f"{time.monotonic() - start:6.0f} s: {text}", file=sys.stderr)
 
     first, again, confidence = compare(rows, real_pair(old, new, arguments, names), options, tell)
+    if again and too_few(options.more_pairs, confidence):
+        raise CannotRun(f"--more-pairs={options.more_pairs} are too few to judge {len(again)} rows with a confidence of "
+                        f"{options.confidence}")
     found = verdicts(first, again, confidence, options)
     print_rows(first, again, confidence, found)
     slower = sum(1 for v in found.values() if v == 1)
@@ -243,6 +252,16 @@ def main():
     if "--" in own:
         own, arguments = own[: own.index("--")], own[own.index("--") + 1:]
     options = parser.parse_args(own)
+    try:
+        re.compile(options.filter)
+    except re.error as error:
+        parser.error(f"--filter is '{options.filter}', which is not a regular expression: {error}")
+    if not 0 < options.confidence < 1:
+        parser.error(f"--confidence is {options.confidence}, but must be between 0 and 1")
+    if not 0 < options.effect < math.inf:
+        parser.error(f"--effect is {options.effect}, but must be above 0")
+    if too_few(options.pairs, 0.8) or too_few(options.more_pairs, options.confidence):
+        parser.error(f"--pairs is {options.pairs} and --more-pairs {options.more_pairs}, which are too few for any verdict")
     random.seed(options.seed)
     if options.check_statistics:
         return check_statistics(options)

@@ -227,8 +227,8 @@ def three_times(text):
         times = tuple(float(ns) for ns in text.split(","))
     except ValueError:
         times = ()
-    if len(times) != 3 or not all(0 <= ns < float("inf") for ns in times):
-        raise argparse.ArgumentTypeError(f"{text!r} is not three times in ns, such as 40,110,220")
+    if len(times) != 3 or not all(0 < ns < float("inf") for ns in times):
+        raise argparse.ArgumentTypeError(f"{text!r} is not three times above 0 in ns, such as 40,110,220")
     return times
 
 

@@ -56,7 +56,7 @@ public:
         try {
             validate(out_); // the reader has checked each value, but not whether float can represent it
         } catch (invalid_argument const& error) {
-            document_.fail(std::string(error.what()).substr(std::string_view("adamant: ").size()));
+            document_.fail(with_path(std::string(error.what()).substr(std::string_view("adamant: ").size())));
         }
         return {out_, document_.warnings()};
     }
@@ -64,6 +64,21 @@ public:
 private:
     using kind = json_value::kind;
 
+    // A message that begins with the name of an option, with the path of its key.
+    static std::string with_path(std::string const& message)
+    {
+        static constexpr std::pair<std::string_view, std::string_view> paths[] = {
+            {"lr", "optimizer.params.lr"},
+            {"eps", "optimizer.params.eps"},
+            {"weight_decay", "optimizer.params.weight_decay"},
+            {"max_norm", "gradient_clipping"},
+            {"loss_scale", "fp16.loss_scale"},
+            {"min_scale", "fp16.min_loss_scale"}};
+        for (auto const& [name, path] : paths)
+            if (message.substr(0, message.find(' ')) == name)
+                return std::string(path) + message.substr(name.size());
+        return message;
+    }
     [[noreturn]] void refuse(std::string_view path, json_value const& found, std::string const& rule) const
     {
         if (found.type == kind::text && found.text == "auto")

@@ -1145,6 +1145,29 @@ TEST_CASE("the end of a group never throws")
     CHECK(other->groups().size() == 1);
 }
 
+TEST_CASE("a host whose schemata cannot be read keeps its bandwidth")
+{
+    class failing : public kernel {
+    public:
+        using kernel::kernel;
+        int read(std::string const& path, std::string& text) override
+        {
+            return fails && path == root + "/schemata" ? EIO : kernel::read(path, text);
+        }
+        bool fails = false;
+    };
+    auto const k = std::make_shared<failing>(intel());
+    std::string limited;
+    {
+        resctrl_group const group(shares(*k, 0.25, 0.3), k);
+        REQUIRE(group.active());
+        limited = k->schemata();
+        k->fails = true;
+    }
+    k->fails = false;
+    CHECK(k->schemata() == limited);
+}
+
 TEST_CASE("schemata are read as kernels of any age write them")
 {
     detail::schemata const all =

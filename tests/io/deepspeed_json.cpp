@@ -400,6 +400,18 @@ TEST_CASE("numbers are read as they are written, up to the edges of their range"
     CHECK_FALSE(off.dynamic_loss_scaling.has_value());
 }
 
+TEST_CASE("a number that no float holds is refused with the path of its key")
+{
+    std::pair<char const*, char const*> const texts[] = {
+        {"optimizer.params.lr", R"({"optimizer": {"type": "Adam", "params": {"lr": 1e39}}})"},
+        {"optimizer.params.eps", R"({"optimizer": {"type": "Adam", "params": {"eps": 1e-50}}})"},
+        {"optimizer.params.weight_decay", R"({"optimizer": {"type": "Adam", "params": {"weight_decay": 1e39}}})"},
+        {"fp16.loss_scale", R"({"fp16": {"enabled": true, "loss_scale": 1e300}})"},
+        {"fp16.min_loss_scale", R"({"fp16": {"enabled": true, "min_loss_scale": 1e-300}})"}};
+    for (auto const& [path, text] : texts)
+        CHECK(test::mentions(refusal_of(text), {std::string(path) + " is 1e"}));
+}
+
 TEST_CASE("a value that cannot be is an error with its path")
 {
     struct rule {

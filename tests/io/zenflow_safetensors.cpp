@@ -393,6 +393,11 @@ TEST_CASE("a header of ZenFlow's with a right checksum is not believed either")
     CHECK(mentions(state([](json& s) { s["position"]["has_selection"] = 1; }), {"'has_selection'"}));
     CHECK(mentions(state([](json& s) { s["params"][0]["types"][0] = "float"; }), {"param 0", "an unknown type"}));
     CHECK(mentions(state([](json& s) { s["params"][0]["types"].push_back("none"); }), {"param 0", "5 types"}));
+    for (std::size_t const array : {0u, 2u, 3u}) // types whose elements have no size
+        CHECK(mentions(state([&](json& s) { s["params"][0]["types"][array] = "none"; }),
+                       {"'w'", "unsupported combination of types"}));
+    CHECK(mentions(load_refusal(with_header(good, header_of(good).dump() + std::string("\0not JSON", 9))),
+                   {"a byte that is 0"}));
     CHECK(mentions(state([](json& s) { s["params"][0]["types"][1] = "none"; }),
                    {"'w'", "unsupported combination of types"}));
     CHECK(mentions(state([](json& s) { s["params"][0]["group"] = 1; }), {"'w'", "group 1"}));

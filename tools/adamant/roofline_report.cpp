@@ -7,7 +7,9 @@
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
+#include <filesystem>
 #include <fstream>
+#include <system_error>
 #include <utility>
 
 #include <nlohmann/json.hpp>
@@ -208,8 +210,11 @@ void add_others(roofline_report& report, double share)
 
 roofline_report read_run(std::string const& path)
 {
+    std::error_code ignored;
+    bool const is_folder = std::filesystem::is_directory(path, ignored);
+    errno = is_folder ? EISDIR : 0;
     std::ifstream file(path);
-    if (!file)
+    if (!file || is_folder)
         throw usage_error("--from is '" + path + "', which cannot be read: " + std::strerror(errno) +
                           ". benchmarks/peers.py --json makes one.");
     try {

@@ -258,7 +258,8 @@ ADAMANT_DECL void resctrl_group::remove(std::string const& name, schemata const*
         std::uint64_t const host = detail::value_in(root, entry, 0);
         if (entry.is_bandwidth()) {
             std::uint64_t const taken = known == nullptr ? entry.value : detail::value_in(*known, entry, 0);
-            if (taken == 0 || taken >= 100 || host > 100) // the bandwidth was not limited
+            // The bandwidth was not limited, or the host's cannot be read and stays as it is.
+            if (taken == 0 || taken >= 100 || host == 0 || host > 100)
                 continue;
             std::uint64_t const step = info(entry, "bandwidth_gran", 10);
             entry.value = std::min<std::uint64_t>(host + taken, 100);

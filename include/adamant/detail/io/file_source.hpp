@@ -60,6 +60,8 @@ public:
     // if the file has been truncated or changed since it was opened.
     void read(std::byte const* src, std::size_t bytes, std::byte* dst) const override
     {
+        if (bytes == 0)
+            return; // an empty file has no addresses
         if (std::less<>()(src, data_) || !std::less<>()(src, data_ + size())) {
             std::memcpy(dst, src, bytes);
             return;

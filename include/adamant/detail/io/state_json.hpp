@@ -107,6 +107,8 @@ private:
 // stack and that no state needs: more than four levels, and arrays with more numbers than a shape can have.
 inline json parse_json(std::string_view text)
 {
+    if (text.find('\0') != text.npos) // where nlohmann-json sees the end of the text
+        throw malformed("a byte that is 0");
     json result;
     json_builder builder(result);
     json::sax_parse(text.begin(), text.end(), &builder);

@@ -6,8 +6,10 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <map>
 #include <span>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -61,6 +63,32 @@ inline void check_position(zenflow_position const& position, double deferred_nor
             throw_invalid_argument({name, " is ", value, ", but must be at least 0"});
 }
 
+// Throws invalid_argument if the states are not those of one run.
+inline void check_same_run(zenflow_state const& first, zenflow_state const& other)
+{
+    auto const refuse = [](std::string const& what) {
+        throw_invalid_argument({"cannot load states that differ in ", what,
+                                ". Pass the states that all ranks saved after the same step."});
+    };
+    if (other.position != first.position)
+        throw_invalid_argument({"cannot load states of different steps: ", first.position.steps, " and ",
+                                other.position.steps, ". Pass the states that all ranks saved after the same step."});
+    if (other.loss_scaler != first.loss_scaler)
+        refuse("the loss scaler");
+    if (std::memcmp(&other.deferred_norm, &first.deferred_norm, sizeof(double)) != 0)
+        refuse("deferred_norm");
+    for (std::size_t g = 0; g < std::min(first.groups.size(), other.groups.size()); ++g) {
+        parameter_group const& a = first.groups[g];
+        parameter_group const& b = other.groups[g];
+        for (auto const& [key, field] : hyperparameter_numbers)
+            if (a.hyper.*field < b.hyper.*field || a.hyper.*field > b.hyper.*field)
+                refuse(text_of({key, " of group ", in_quotes(b.name)}));
+        if (a.maximize != b.maximize || a.hyper.mode != b.hyper.mode ||
+            a.hyper.bias_correction != b.hyper.bias_correction || a.hyper.rounding != b.hyper.rounding)
+            refuse(text_of({"an option of group ", in_quotes(b.name)}));
+    }
+}
+
 class zenflow_loading {
 public:
     // states: those of all ranks, in any order. has_scaler: whether the optimizer has a dynamic loss scale. Throws
@@ -72,10 +100,7 @@ public:
         for (zenflow_state const& each : states) {
             validate(each);
             check_position(each.position, each.deferred_norm);
-            if (each.position != states.front().position)
-                throw_invalid_argument({"cannot load states of different steps: ", states.front().position.steps,
-                                        " and ", each.position.steps,
-                                        ". Pass the states that all ranks saved after the same step."});
+            check_same_run(states.front(), each);
             if (each.loss_scaler.has_value() != has_scaler)
                 throw_invalid_argument({"cannot load the state: it ", each.loss_scaler ? "has a" : "has no",
                                         " dynamic loss scale, but this optimizer ", has_scaler ? "does" : "does not"});
@@ -87,25 +112,23 @@ public:
                     {"cannot load the state: its groups differ from this optimizer's. Add groups of the same names, in "
                      "the same order."});
         }
+        std::map<std::string_view, std::vector<zenflow_state_param const*>> by_name;
+        for (zenflow_state const& state : states)
+            for (zenflow_state_param const& each : state.params)
+                by_name[each.name].push_back(&each);
         all_.resize(model_.size());
         for (std::size_t i = 0; i < model_.size(); ++i) {
             std::size_t const begin = model_.matrices[i].first_row();
             std::size_t const end = begin + model_.matrices[i].state_rows();
             std::vector<source>& pieces = all_[i];
-            for (zenflow_state const& state : states)
-                for (zenflow_state_param const& each : state.params) {
-                    if (each.name != model_.registry.name(i))
-                        continue;
-                    check_matches(i, each);
-                    for (std::uint64_t const count : each.counts)
-                        check_steps(count);
-                    source const piece{&each, std::max(begin, each.first_row),
-                                       std::min(end, each.first_row + each.rows)};
-                    if (piece.begin < piece.end)
-                        pieces.push_back(piece);
-                    else if (pieces.empty() && begin == end)
-                        pieces.push_back({&each, begin, begin}); // for its counts
-                }
+            for (zenflow_state_param const* const each : by_name[model_.registry.name(i)]) {
+                check_matches(i, *each);
+                source const piece{each, std::max(begin, each->first_row), std::min(end, each->first_row + each->rows)};
+                if (piece.begin < piece.end)
+                    pieces.push_back(piece);
+                else if (pieces.empty() && begin == end)
+                    pieces.push_back({each, begin, begin}); // for its counts
+            }
             if (pieces.empty())
                 throw_invalid_argument({"cannot load '", model_.registry.name(i),
                                         "': the states have no such param. Pass the states of all ranks of the same "
@@ -119,6 +142,7 @@ public:
                 if (piece.begin > next)
                     break;
                 next = piece.end;
+                check_same_columns(*pieces.front().state, *piece.state);
             }
             if (next != end)
                 throw_invalid_argument({"cannot load '", model_.registry.name(i), "': row ", next,
@@ -159,7 +183,9 @@ public:
             return false;
         }
         for_each_weight_copy(i, copy);
-        publishing = any.publishing;
+        for (source const& piece : pieces)
+            for (std::size_t c = 0; c < publishing.size(); ++c)
+                publishing[c] |= piece.state->publishing[c];
         return std::find(publishing.begin(), publishing.end(), 1) != publishing.end();
     }
 
@@ -230,8 +256,18 @@ private:
             param.source->read(static_cast<std::byte const*>(source), bytes, static_cast<std::byte*>(target));
     }
 
+    static void check_same_columns(zenflow_state_param const& first, zenflow_state_param const& other)
+    {
+        if (first.counts != other.counts || first.selected != other.selected || first.summed != other.summed)
+            throw_invalid_argument({"cannot load '", other.name,
+                                    "': two states differ in its counts, selected columns or number of summed "
+                                    "gradients. Pass the states that all ranks saved after the same step."});
+    }
     void check_matches(std::size_t i, zenflow_state_param const& p) const
     {
+        for (std::uint64_t const count : p.counts)
+            check_steps(count);
+        check_steps(p.summed);
         zenflow_matrix const& m = model_.matrices[i];
         std::string const name = text_of({"cannot load the state of '", p.name, "': it "});
         if (p.columns != m.columns() || p.all_rows != m.all_rows())

@@ -83,6 +83,8 @@ inline zenflow_state zenflow_state_from_text(std::string_view text)
         p.first_row = members.count("first_row");
         p.rows = members.count("rows");
         p.types = types_from(members.array("types"), param);
+        if (!are_shard_types(p.types)) // the sizes of tensors follow from them
+            throw malformed("param " + in_quotes(p.name) + " has an unsupported combination of types");
         p.summed = members.count<std::uint64_t>("summed");
         state.params.push_back(std::move(p));
     }
