@@ -66,8 +66,8 @@ inline void check_position(zenflow_position const& position, double deferred_nor
 // Throws invalid_argument if the states are not those of one run.
 inline void check_same_run(zenflow_state const& first, zenflow_state const& other)
 {
-    auto const refuse = [](std::string const& what) {
-        throw_invalid_argument({"cannot load states that differ in ", what,
+    auto const refuse = [](std::string const& difference) {
+        throw_invalid_argument({"cannot load states that differ in ", difference,
                                 ". Pass the states that all ranks saved after the same step."});
     };
     if (other.position != first.position)
