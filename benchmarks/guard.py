@@ -185,8 +185,8 @@ def guard(old, new, arguments, options):
 
     first, again, confidence = compare(rows, real_pair(old, new, arguments, names), options, tell)
     if again and too_few(options.more_pairs, confidence):
-        raise CannotRun(f"--more-pairs={options.more_pairs} are too few to judge {len(again)} rows with a confidence of "
-                        f"{options.confidence}")
+        raise CannotRun(f"--more-pairs={options.more_pairs} are too few to judge {len(again)} rows with a confidence "
+                        f"of {options.confidence}")
     found = verdicts(first, again, confidence, options)
     print_rows(first, again, confidence, found)
     slower = sum(1 for v in found.values() if v == 1)
@@ -261,7 +261,8 @@ def main():
     if not 0 < options.effect < math.inf:
         parser.error(f"--effect is {options.effect}, but must be above 0")
     if too_few(options.pairs, 0.8) or too_few(options.more_pairs, options.confidence):
-        parser.error(f"--pairs is {options.pairs} and --more-pairs {options.more_pairs}, which are too few for any verdict")
+        parser.error(f"--pairs is {options.pairs} and --more-pairs {options.more_pairs}, which are too few for any "
+                     "verdict")
     random.seed(options.seed)
     if options.check_statistics:
         return check_statistics(options)
