@@ -142,7 +142,7 @@ class Backward:
                 if key not in self._made and param.grad is not None and self._is_active(key):
                     for hooks in ("_backward_hooks", "_post_accumulate_grad_hooks"):
                         setattr(param, hooks, getattr(param, hooks))
-            keys = [id(param) for _, param in self._all_params()]
+            keys = [id(param) for group in self.param_groups for param in group["params"]]
             if keys != self._keys:
                 self._keys = keys
                 self._watch(claims_all=False)
