@@ -69,7 +69,7 @@ TEST_CASE("tune: a result is saved and loaded, and a stale one is noticed")
     CHECK(test::mentions(test::refusal<unavailable>([&] { (void)read_tuned(folder / "none"); }),
                          {"none", "adamant tune"}));
     CHECK(test::mentions(test::refusal<unavailable>([&] { (void)read_tuned(folder); }), "cannot read"));
-    REQUIRE(::mkfifo((folder / "pipe").c_str(), 0600) == 0); // which nobody writes to
+    REQUIRE(::mkfifo((folder / "pipe").c_str(), 0600) == 0); // without a writer
     CHECK(test::mentions(test::refusal<unavailable>([&] { (void)read_tuned(folder / "pipe"); }), "not a regular file"));
     std::ofstream(folder / "huge").put('{');
     std::filesystem::resize_file(folder / "huge", std::uintmax_t{1} << 40);
