@@ -1404,8 +1404,8 @@ ADAMANT_C_API adamant_status adamant_zenflow_get_param(adamant_zenflow* zenflow,
                                                        adamant_zenflow_param* param);
 /** Loads a state: params are those of all processes of the saved run, in any order and partitioned by rows in any way;
  * they are matched by name. Their arrays may be the optimizer's own, each for its own param and rows. Hyperparameters
- * do not change. Columns stay
- * selected until the next selection. invalid argument: a missing part or another type; nothing has changed. */
+ * do not change. Columns stay selected until the next selection. invalid argument: a missing part, another type, or
+ * parts of one param that differ in counts, selected columns or `summed`; nothing has changed. */
 ADAMANT_C_API adamant_status adamant_zenflow_load(adamant_zenflow* zenflow, const adamant_zenflow_position* position,
                                                   const adamant_zenflow_param* params, size_t count);
 

@@ -28,9 +28,9 @@ ADAMANT_BEGIN_NAMESPACE
 ///
 /// A reader of the path finds the old file or the new one, both complete, even if this process is killed or the machine
 /// crashes. The bytes are written to PATH.part in the same folder, synced to disk, and renamed; a file of that name is
-/// overwritten. Each array is read
-/// twice and not copied; the arrays must not change meanwhile. They may point into the file that is being replaced. The
-/// same state gives the same bytes, for any order and partition of its tensors; tensors without elements are skipped.
+/// overwritten. Each array is read twice and not copied; the arrays must not change meanwhile. They may point into the
+/// file that is being replaced. The same state gives the same bytes, for any order and partition of its tensors;
+/// tensors without elements are skipped.
 ///
 /// A replaced file keeps its permission bits but not its owner. A new file gets the permission bits that the umask
 /// allows. A symbolic link is followed.

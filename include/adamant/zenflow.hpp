@@ -336,7 +336,8 @@ public:
     /// @throws invalid_argument if something is missing or has other types, with nothing changed; and what reading a
     /// file throws: steps are then refused until a load() succeeds
     void load(zenflow_state const& state);
-    /// Loads the states that all ranks saved, in any order and with any row boundaries.
+    /// Loads the states that all ranks saved after one step, in any order and with any row boundaries.
+    /// @throws as above, and invalid_argument if the states differ in what all ranks share
     void load(std::span<zenflow_state const> from_all_ranks);
 
 private:

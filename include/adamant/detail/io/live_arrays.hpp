@@ -13,7 +13,8 @@
 ADAMANT_BEGIN_NAMESPACE
 namespace detail {
 
-// Arrays are copied one after another, so a source that is part of another array would be overwritten before it is read.
+// Arrays are copied one after another, so a source that is part of another array would be overwritten before it is
+// read.
 class live_arrays {
 public:
     // Arrays do not overlap.
@@ -34,13 +35,10 @@ public:
         auto const next = std::partition_point(extents_.begin(), extents_.end(),
                                                [&](extent const& e) { return e.begin + e.bytes <= begin; });
         if (source != target && next != extents_.end() && next->begin < begin + bytes)
-            refuse(param);
-    }
-    [[noreturn]] static void refuse(std::string_view param)
-    {
-        throw_invalid_argument({"cannot load '", param,
-                                "': its source is an array of this optimizer, which loading overwrites. Pass a copy of "
-                                "the state."});
+            throw_invalid_argument(
+                {"cannot load '", param,
+                 "': its source is an array of this optimizer, which loading overwrites. Pass a copy "
+                 "of the state."});
     }
 
 private:

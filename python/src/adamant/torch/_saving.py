@@ -14,9 +14,19 @@ from torch import Tensor
 from .._library import InvalidArgument
 from .._quantized8 import is_quantized, moments
 from .._signals import delayed_signals
-from .._zenflow_steps import refuse_zenflow_states
+from .._zenflow_steps import library_keys, refuse_zenflow_states, tensor_keys
 from ._arguments import check_format, check_group, formats, own_group_options
 from ._state import check_hyper, check_state, count_tensor, loaded_state, steps_of
+
+_tensor_names = {*tensor_keys, *library_keys}
+
+
+def _without_missing(values: Any) -> Any:
+    """A state without the tensors that a flattened checkpoint lacks: torch.distributed.checkpoint sets these to {}."""
+    if not isinstance(values, dict):
+        return values
+    return {name: value for name, value in values.items()
+            if not (name in _tensor_names and isinstance(value, dict) and not value)}
 
 
 class Saving:
@@ -76,10 +86,7 @@ class Saving:
             replaced = hook(self, incoming)
             if replaced is not None:
                 incoming = replaced
-        # torch.distributed.checkpoint sets tensors to {} that a flattened checkpoint lacks and this optimizer has.
-        incoming = {**incoming, "state": {
-            key: {name: value for name, value in values.items() if not (isinstance(value, dict) and not value)}
-            if isinstance(values, dict) else values for key, values in incoming["state"].items()}}
+        incoming = {**incoming, "state": {key: _without_missing(values) for key, values in incoming["state"].items()}}
         # torch's class saves no options of ours. They describe this optimizer, so they stay.
         saved = copy.deepcopy(incoming["param_groups"])
         for group, new in zip(self.param_groups, saved):

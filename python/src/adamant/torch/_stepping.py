@@ -51,6 +51,14 @@ def _remove_all(handles: Dict[int, List[Any]]) -> None:
         handle.remove()
 
 
+def _unused(name: str, index: int, used: Set[str]) -> str:
+    """Returns the name, with the index if it is in use, and adds it to those in use."""
+    while name in used:
+        name += f".{index}"
+    used.add(name)
+    return name
+
+
 def _with_hooks(step: _Function) -> _Function:
     """Calls torch's wrapper of step() only if hooks or the profiler need it: it takes longer than a small step."""
     wrapped = torch.optim.Optimizer.profile_hook_step(step)
@@ -231,10 +239,8 @@ class Steps(Backward, Saving):
                     continue
                 reference, known = self._names.get(id(param), (None, ""))
                 name = known if reference is not None and reference() is param else str(i)
-                while name in used:  # another group's param of this name has joined
-                    name += f".{i}"
-                used.add(name)
-                self._positions[id(param)], self._local_names[id(param)] = (g, i), name
+                # A param of this name may have joined from another group.
+                self._positions[id(param)], self._local_names[id(param)] = (g, i), _unused(name, i, used)
 
     def _record_names(self) -> None:
         """Records names by param when they are new: users change "params" of a group, and not "param_names"."""
@@ -246,11 +252,8 @@ class Steps(Backward, Saving):
             if not names or len(names) != len(group["params"]) or any(names is known for known in self._name_lists):
                 continue
             used: Set[str] = set()
-            for param, name in zip(group["params"], names):
-                numbered = (f"{name}.{k}" for k in range(1, len(names)))
-                different = next(text for text in (name, *numbered) if text not in used)
-                used.add(different)
-                self._names[id(param)] = weakref.ref(param), different
+            for i, (param, name) in enumerate(zip(group["params"], names)):
+                self._names[id(param)] = weakref.ref(param), _unused(name, i, used)
         self._name_lists, self._positions = lists, {}
 
     def _is_at(self, param: Tensor, group: int, index: int) -> bool:
