@@ -136,8 +136,7 @@ inline save_report save_tuned(std::filesystem::path const& path, tuned_cores con
         text.resize(file.size());
         file.read(file.data(), text.size(), reinterpret_cast<std::byte*>(text.data()));
     } catch (unavailable const& e) {
-        detail::throw_unavailable(
-            {detail::reason(e), ". Create a tuning result with `adamant tune --save ", path.string(), "`."});
+        detail::throw_unavailable({detail::reason(e), ". Create a tuning result with `adamant tune --save FILE`."});
     }
     try {
         return detail::tuned_from_json(nlohmann::ordered_json::parse(text));
