@@ -22,6 +22,40 @@
 #include <adamant/isa.hpp>
 #include <adamant/detail/numerics/quantized8.hpp>
 
+// Catch2's assertions have their expression three times and the code of an assertion each. These have the expression
+// once and call that code: tests compile in nine tenths of the time, and report the same.
+namespace test {
+
+inline void assert_that(char const* macro, Catch::SourceLineInfo const& line, char const* text,
+                        Catch::ResultDisposition::Flags flags, Catch::ITransientExpression const& expression)
+{
+    Catch::AssertionHandler handler(macro, line, text, flags);
+    handler.handleExpr(expression);
+    handler.complete();
+}
+template <class T>
+void assert_that(char const* macro, Catch::SourceLineInfo const& line, char const* text,
+                 Catch::ResultDisposition::Flags flags, Catch::ExprLhs<T> const& value)
+{
+    assert_that(macro, line, text, flags, value.makeUnaryExpr());
+}
+
+} // namespace test
+
+#undef CHECK
+#undef CHECK_FALSE
+#undef REQUIRE
+#undef REQUIRE_FALSE
+#define ADAMANT_ASSERT_THAT(macro, flags, ...)                                                                         \
+    test::assert_that(macro, {__FILE__, __LINE__}, #__VA_ARGS__, flags, Catch::Decomposer() <= __VA_ARGS__)
+#define ADAMANT_CONTINUE Catch::ResultDisposition::ContinueOnFailure
+#define ADAMANT_STOP Catch::ResultDisposition::Normal
+#define ADAMANT_IS_FALSE Catch::ResultDisposition::FalseTest
+#define CHECK(...) ADAMANT_ASSERT_THAT("CHECK", ADAMANT_CONTINUE, __VA_ARGS__)
+#define CHECK_FALSE(...) ADAMANT_ASSERT_THAT("CHECK_FALSE", ADAMANT_CONTINUE | ADAMANT_IS_FALSE, __VA_ARGS__)
+#define REQUIRE(...) ADAMANT_ASSERT_THAT("REQUIRE", ADAMANT_STOP, __VA_ARGS__)
+#define REQUIRE_FALSE(...) ADAMANT_ASSERT_THAT("REQUIRE_FALSE", ADAMANT_STOP | ADAMANT_IS_FALSE, __VA_ARGS__)
+
 namespace test {
 
 using sizes = std::initializer_list<std::size_t>;
@@ -205,22 +239,25 @@ public:
     // The first element whose bits differ, as text; empty where there is none. Bytes around the arrays count too.
     [[nodiscard]] std::string difference(array const& expected) const
     {
-        for (std::size_t b = 0; type_ == adamant::dtype::quantized8 && b < bytes(); ++b)
+        bool const differs = n_ != 0 && std::memcmp(data(), expected.data(), bytes()) != 0;
+        for (std::size_t b = 0; differs && type_ == adamant::dtype::quantized8 && b < bytes(); ++b)
             if (data()[b] != expected.data()[b])
                 return "byte " + std::to_string(b % sizeof(adamant::quantized8)) + " of group " +
                        std::to_string(b / sizeof(adamant::quantized8)) + " is " +
                        std::to_string(static_cast<int>(data()[b])) + ", expected " +
                        std::to_string(static_cast<int>(expected.data()[b])) + " (" + std::to_string(n_) + " elements)";
-        for (std::size_t i = 0; type_ != adamant::dtype::quantized8 && i < n_; ++i)
+        for (std::size_t i = 0; differs && type_ != adamant::dtype::quantized8 && i < n_; ++i)
             if (element_bits(i) != expected.element_bits(i)) {
                 char text[100];
                 std::snprintf(text, sizeof text, "element %zu of %zu is %08x, expected %08x", i, n_, element_bits(i),
                               expected.element_bits(i));
                 return text;
             }
-        for (std::size_t b = 0; b < bytes_.size(); ++b)
-            if ((b < begin_ || b >= begin_ + bytes()) && bytes_[b] != std::byte{0xa5})
-                return "a byte outside the array was written";
+        auto const untouched = [](std::byte each) { return each == std::byte{0xa5}; };
+        auto const begin = bytes_.begin() + static_cast<std::ptrdiff_t>(begin_);
+        if (!std::all_of(bytes_.begin(), begin, untouched) ||
+            !std::all_of(begin + static_cast<std::ptrdiff_t>(bytes()), bytes_.end(), untouched))
+            return "a byte outside the array was written";
         return {};
     }
 
