@@ -42,6 +42,7 @@ void assert_that(char const* macro, Catch::SourceLineInfo const& line, char cons
 
 } // namespace test
 
+#pragma GCC diagnostic ignored "-Wparentheses" // of a decomposed comparison
 #undef CHECK
 #undef CHECK_FALSE
 #undef REQUIRE
