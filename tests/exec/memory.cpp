@@ -274,7 +274,7 @@ TEST_CASE("a byte before or after the memory faults")
     }
 }
 
-// [once]: it counts mappings, and sanitizers have some of any size.
+// [once]: it counts mappings, and sanitizers add mappings of any size.
 TEST_CASE("empty blocks and buffers, and moves", "[once]")
 {
     memory_block const none(0);

@@ -214,8 +214,8 @@ private:
         fibers_.push_back(std::move(made));
         return *fibers_.back();
     }
-    // swapcontext() also exchanges signal masks, by a system call that takes longer than a kernel's arithmetic. Not
-    // instrumented: AddressSanitizer would forget what it knows of the stack, whose frames are all still used.
+    // swapcontext() would also set the signal mask, by a system call that takes longer than a kernel's arithmetic. Not
+    // instrumented: at a jump AddressSanitizer clears what it knows of the stack, whose frames are all still in use.
     [[gnu::noinline, gnu::no_sanitize_address]] static void change_stacks(stack_state& from, stack_state& to)
     {
         if (__builtin_setjmp(from.left) != 0)
