@@ -9,16 +9,17 @@ import tempfile
 from pathlib import Path
 
 hipcc, architecture, include, *given = sys.argv[1:]
-SOURCE = """#include <adamant/cuda.cuh>
+ALL = """#include <adamant/cuda.cuh>
 std::shared_ptr<adamant::device> make() { return std::make_shared<adamant::hip_device>(0); }
 """
+CHECK = "#include <adamant/detail/cuda/cuda_check.cuh>\n"
 
 
-def kernels(*flags):
-    """The instructions and settings of each kernel."""
+def kernels(program, *flags):
+    """The instructions and settings of each kernel of a program."""
     with tempfile.TemporaryDirectory() as folder:
         source, out = Path(folder, "kernels.hip"), Path(folder, "kernels.s")
-        source.write_text(SOURCE)
+        source.write_text(program)
         subprocess.run([hipcc, f"--offload-arch={architecture}", "-std=c++20", "-O3", "-fopenmp", "-I", include,
                         "-DADAMANT_SEPARATE_COMPILATION", *given, *flags, "--cuda-device-only", "-S", source, "-o", out],
                        check=True, stderr=subprocess.DEVNULL)
@@ -47,7 +48,7 @@ def check_root(name, body, at):
               name, "has a root that is not corrected:", body[at])
 
 
-exact = kernels()
+exact = kernels(ALL)
 passes = {name: body for name, body in exact.items() if "11pass_kernel" in name}
 check(len(exact) == 22 and len(passes) == 11, "found", len(exact), "kernels,", len(passes), "of them of passes")
 for name, body in exact.items():
@@ -70,11 +71,10 @@ for name, body in passes.items():
         check_root(name, body, at)
 print(f"{architecture}: {len(exact)} kernels round as IEEE 754 says")
 
-check_kernel = next(name for name in exact if "12check_kernel" in name)
+((name, exact_check),) = kernels(CHECK).items()
 for flag in ("-ffp-contract=fast", "-fgpu-flush-denormals-to-zero", "-fno-hip-fp32-correctly-rounded-divide-sqrt"):
-    changed = kernels(flag)[check_kernel]
-    operations = [[line.split()[0] for line in body if re.match(r"v_\w+_f(32|64)|\.amdhsa_float_denorm", line)]
-                  for body in (exact[check_kernel], changed)]
-    modes = [[line for line in body if "denorm" in line] for body in (exact[check_kernel], changed)]
-    check(operations[0] != operations[1] or modes[0] != modes[1], flag, "does not change check_kernel()")
+    pair = (exact_check, kernels(CHECK, flag)[name])
+    operations = [[line.split()[0] for line in body if re.match(r"v_\w+_f(32|64)|\.amdhsa_float_denorm", line)] for body in pair]
+    modes = [[line for line in body if "denorm" in line] for body in pair]
+    check(operations[0] != operations[1] or modes[0] != modes[1], flag, "does not change", name)
     print(f"{flag} changes what check_arithmetic() computes")
