@@ -435,7 +435,7 @@ TEST_CASE("the bounds of the guard: one hostile value in a group that is in rang
             }
 }
 
-TEST_CASE("the bounds of the guard: first moments that fade, and move their params just so or just not")
+TEST_CASE("the bounds of the guard: first moments that fade, and move their params just so or just not", "[range]")
 {
     test::random_bits random(7);
     for (std::size_t const type : test::sizes{0, 7, 37, 58, 24, 84})
@@ -490,7 +490,7 @@ TEST_CASE("rounding to bfloat16 by two operations is right for all that the ordi
     CHECK(test::bits(std::fma(0.0f, 65536.0f, 0.0f * -65535.0f)) == 0);
 }
 
-TEST_CASE("the bounds of the guard: values and coefficients on its edges, inside and outside")
+TEST_CASE("the bounds of the guard: values and coefficients on its edges, inside and outside", "[range]")
 {
     test::random_bits random(77);
     shard_format const& types = all_formats().front();
@@ -767,7 +767,8 @@ TEST_CASE("one block's sum of squares and count have the bits of the reference i
 }
 
 TEST_CASE("sums of squares that leave the safe range have the bits of the reference implementation, and so have those "
-          "that just do not")
+          "that just do not",
+          "[range]")
 {
     auto const check = [](auto element, dtype type) {
         using grad_type = decltype(element);
