@@ -10,7 +10,7 @@ import traceback
 from pathlib import Path
 
 context = multiprocessing.get_context("forkserver")
-context.set_forkserver_preload(["torch.distributed.checkpoint", "torch.distributed.device_mesh",
+context.set_forkserver_preload(["torch._dynamo", "torch.distributed.checkpoint", "torch.distributed.device_mesh",
                                 "torch.distributed.fsdp", "torch.distributed.optim", "torch.distributed.tensor",
                                 "adamant.torch"])
 

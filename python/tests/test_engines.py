@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 import deepspeed_suite
+from processes import Process
 
 examples = Path(__file__).parents[2] / "examples"
 
@@ -326,6 +327,11 @@ def killed(*arguments):
 setattr(owner, name.split(".")[-1], killed)
 script.main()
 """
+UNDISTURBED = """
+import runpy, sys
+del sys.argv[0]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
 KILLS = {"trainer": [("Trainer.train", "after", 2), ("send", "within", 4), ("send", "after", 6), ("receive", "after", 22),
                      ("os.replace", "before", 1), ("Trainer.save", "after", 2), ("digest", "before", 5)],
          "receiver": [("receive", "after", 4), ("load", "after", 5), ("os.replace", "before", 4), ("os.replace", "after", 5),
@@ -349,10 +355,9 @@ class Pair:
         self._folder, self._port, self.deaths = folder, free_port(), {"trainer": 0, "receiver": 0}
 
     def _start(self, role, kills):
-        script = str(examples / "send_changed_weights.py")
-        command = ["-c", KILLED, *map(str, kills.pop(0)), script] if kills else [script]
-        return subprocess.Popen([sys.executable, *command, "--folder", str(self._folder), "--port", str(self._port), "--role",
-                                 role], stdout=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+        code, arguments = (KILLED, kills.pop(0)) if kills else (UNDISTURBED, ())
+        return Process(code, *arguments, examples / "send_changed_weights.py", "--folder", self._folder, "--port", self._port,
+                       "--role", role, OMP_NUM_THREADS="1")
 
     def run(self, kills):
         """Runs both until the trainer ends. Returns the digest that it prints."""
@@ -364,18 +369,16 @@ class Pair:
                 assert time.monotonic() < until
                 for role, process in running.items():
                     if process.poll() is not None:
-                        assert process.returncode == -signal.SIGKILL
+                        assert process.returncode == -signal.SIGKILL, process.stderr
                         self.deaths[role] += 1
-                        process.communicate()
                         if role == "receiver" and self.deaths[role] % 3 == 0:  # a new receiver asks for all weights
                             (self._folder / "weights.safetensors").unlink()
                         running[role] = self._start(role, kills[role])
                 time.sleep(0.01)
-            return re.search("^weights (.*)", running.pop("trainer").communicate()[0], re.M)[1]
+            return re.search("^weights (.*)", running["trainer"].stdout, re.M)[1]
         finally:
             for process in running.values():
                 process.kill()
-                process.communicate()
 
     def received(self):
         """The digest of the weights that the receiver has stored."""

@@ -22,6 +22,7 @@ from adamant._library import library  # noqa: E402
 from adamant.torch import AdamW  # noqa: E402
 
 import deepspeed_suite  # noqa: E402
+from processes import words  # noqa: E402
 
 
 @pytest.fixture(autouse=True)
@@ -30,14 +31,6 @@ def guard():
     faulthandler.dump_traceback_later(60, exit=True, file=sys.__stderr__)
     yield
     faulthandler.cancel_dump_traceback_later()
-
-
-def run(code, *arguments, **environment):
-    """Runs code in a new process and returns the words of its output."""
-    done = subprocess.run([sys.executable, "-c", code, *map(str, arguments)], capture_output=True, text=True,
-                          timeout=600, env={**os.environ, **environment})
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout.split()
 
 
 def threads():
@@ -346,7 +339,7 @@ print(*sorted(os.wait()[1] for _ in range(2)))
 
 @pytest.mark.parametrize("when, steps", [("before", 2), ("after", 3), ("overlap", 2)])
 def test_a_killed_rank_fails_the_other_ranks_step_without_changes(when, steps, tmp_path):
-    assert run(ranks, tmp_path, when) == ["RuntimeError", str(steps), "0", "9"]
+    assert words(ranks, tmp_path, when) == ["RuntimeError", str(steps), "0", "9"]
 
 
 def zenflow(killed):
@@ -509,7 +502,7 @@ for own in (False, True):
     print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
 optimizer.step()
 """
-    assert run(code) == ["7", "7"]
+    assert words(code) == ["7", "7"]
 
 
 def test_two_threads_step_two_optimizers_on_one_team():
@@ -603,7 +596,7 @@ other, twins = made()
 other.step()
 print(optimizer.steps, all(map(torch.equal, arrays, twins)))
 """
-    out = " ".join(run(code, Path(__file__).parent))
+    out = " ".join(words(code, Path(__file__).parent))
     assert out == "[True, True, True] 0 True 1 True"
 
 
@@ -623,7 +616,7 @@ rollback()
 until(lambda: threads() <= before)
 print(adamant.Executor(threads=200, bind="none").threads)
 """
-    assert run(code, Path(__file__).parent) == ["error", "True", "200"]
+    assert words(code, Path(__file__).parent) == ["error", "True", "200"]
 
 
 def test_too_little_memory_for_moments():
@@ -647,4 +640,4 @@ for room in (1 << 20, 180 << 20):  # room for none and for one of the two moment
 optimizer.step()
 print(counts(optimizer), bool((p < 1).all()))
 """
-    assert run(code, Path(__file__).parent) == ["True", "True"] * 2 + ["{1}", "True"]
+    assert words(code, Path(__file__).parent) == ["True", "True"] * 2 + ["{1}", "True"]

@@ -21,6 +21,7 @@ from adamant import _host_copies  # noqa: E402
 from adamant.torch import Adam, AdamW, dequantized, joined_master, quantized, split_master  # noqa: E402
 
 import ranks  # noqa: E402
+from processes import words  # noqa: E402
 
 splits = ["split_float32", "split_float32+bfloat16", "split_float32+quantized8"]
 pairs = [(Adam, torch.optim.Adam), (AdamW, torch.optim.AdamW)]
@@ -997,12 +998,6 @@ def test_empty_params_and_scalars():
 
 # Processes and threads
 
-def run(code, **environment):
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=600,
-                          env={**os.environ, **environment})
-    return done
-
-
 def test_forked_and_spawned_workers_step_independently():
     code = """
 import torch, os, sys
@@ -1031,8 +1026,7 @@ assert os.waitpid(pid, 0)[1] == 0, os.read(r, 1000)
 optimizer.step()
 print(float(work(torch.nn.Parameter(torch.ones(100000)))[0]) == float(os.read(r, 100)))
 """
-    done = run(code)
-    assert done.stdout.strip() == "True", done.stderr
+    assert words(code) == ["True"]
 
 
 def test_data_loader_workers_and_two_optimizers_in_one_process():
@@ -1071,8 +1065,7 @@ torch.ones(1000, 1000) @ torch.ones(1000, 1000)
 assert all(os.sched_getaffinity(int(t)) <= set(allowed[:-1]) or int(t) in ours for t in os.listdir("/proc/self/task"))
 print("apart")
 """
-    done = run(code)
-    assert done.stdout.strip() == "apart", done.stderr
+    assert words(code) == ["apart"]
 
 
 def test_interrupts_in_steps_leave_a_consistent_state():
@@ -1096,8 +1089,7 @@ for _ in range(int(optimizer._step_groups[0].native.steps)):
 assert torch.equal(p, q)
 print("whole")
 """
-    done = run(code)
-    assert done.stdout.strip() == "whole", done.stderr
+    assert words(code) == ["whole"]
 
 
 def test_deleted_optimizers_leave_no_threads():

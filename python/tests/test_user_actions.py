@@ -2,10 +2,8 @@
 """User actions between steps: every step uses the current param_groups and state, in every mode."""
 import copy
 import gc
-import os
 import pickle
 import random
-import subprocess
 import sys
 import types
 from collections import defaultdict
@@ -20,6 +18,7 @@ from adamant.torch import Adam, AdamW  # noqa: E402
 
 from optimizer_modes import (FLOAT32_MODES, MODES, Run, alive, assert_close, assert_follows,  # noqa: E402
                              assert_same_bits, bits, storage_refs, values)
+from processes import run as run_code  # noqa: E402
 
 moments = ("exp_avg", "exp_avg_sq")
 actions = {}
@@ -865,9 +864,8 @@ def test_torchs_classes_replaced_by_ours(mode, monkeypatch):
 
 # Processes
 
-def ended(code, timeout=600):
-    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=timeout,
-                          env={**os.environ, "OMP_NUM_THREADS": "1"})
+def ended(code):
+    return run_code(code, OMP_NUM_THREADS="1")
 
 
 every_mode_at_module_level = """

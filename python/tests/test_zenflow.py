@@ -20,6 +20,7 @@ from adamant.torch import Adam, AdamW, ZenFlow, dequantized, joined_master, quan
 
 import ranks  # noqa: E402
 from optimizer_modes import position_of  # noqa: E402
+from processes import words  # noqa: E402
 
 f32, bf16, f16 = torch.float32, torch.bfloat16, torch.float16
 shapes = [(64, 20), (20,), (128, 3, 10), (), (64, 7), (0, 3)]
@@ -922,13 +923,6 @@ def test_groups_by_rows_are_refused():
 
 # Processes
 
-def run(code, *arguments, **environment):
-    done = subprocess.run([sys.executable, "-c", code, *map(str, arguments)], capture_output=True, text=True, timeout=600,
-                          env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **environment})
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout.split()
-
-
 def test_a_forked_process_continues_from_a_loaded_state():
     code = """
 import io, os, torch
@@ -958,7 +952,7 @@ assert os.wait()[1] == 0
 steps(params, optimizer, 4, 9)
 print(all(map(torch.equal, params, theirs[0])) and theirs[1] == position_of(optimizer))
 """
-    assert run(code, PYTHONPATH=os.pathsep.join([str(Path(__file__).parent), *sys.path])) == ["True"]
+    assert words(code, PYTHONPATH=os.pathsep.join([str(Path(__file__).parent), *sys.path])) == ["True"]
 
 
 def test_a_process_exits_during_background_work():
@@ -975,7 +969,7 @@ for _ in range(4):
     optimizer.step()
 print(optimizer._zenflow.native.pointer is not None)
 """
-    assert run(code) == ["True", "None"]
+    assert words(code) == ["True", "None"]
 
 
 @pytest.mark.parametrize("function", ["step_gradients", "create", "load", "add_param"])
