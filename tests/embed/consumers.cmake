@@ -14,11 +14,14 @@ if(EXISTS ${prefix}/bin/adamant AND NOT EXISTS ${prefix}/share/bash-completion/c
     message(FATAL_ERROR "the tool is installed without its completion for bash")
 endif()
 foreach(how find_package add_subdirectory FetchContent)
-    set(settings "")
-    if(how STREQUAL "find_package") # as a project of shared libraries
+    set(settings -DCMAKE_CXX_COMPILER=${CXX})
+    if(how STREQUAL "find_package") # as a project of shared libraries, with another compiler than the package was built by
         set(settings -DBUILD_SHARED_LIBS=ON -DCMAKE_CXX_VISIBILITY_PRESET=hidden -DCMAKE_VISIBILITY_INLINES_HIDDEN=ON)
+        if(CLANG)
+            list(APPEND settings -DCMAKE_CXX_COMPILER=${CLANG})
+        endif()
     endif()
-    run(${CMAKE_COMMAND} -S ${consumer} -B ${SCRATCH}/${how} -G Ninja -DCMAKE_CXX_COMPILER=${CXX} -DHOW=${how}
+    run(${CMAKE_COMMAND} -S ${consumer} -B ${SCRATCH}/${how} -G Ninja -DHOW=${how}
         -DPROGRAM=${program} -DADAMANT_SOURCE=${SOURCE} -DCMAKE_PREFIX_PATH=${prefix} -DVERSION=${VERSION} ${settings})
     run(${CMAKE_COMMAND} --build ${SCRATCH}/${how})
     run(${SCRATCH}/${how}/consumer)

@@ -20,7 +20,7 @@
 
 using namespace adamant;
 
-TEST_CASE("chunks are in order, disjoint, complete and fair, past 2^32 elements too; homes as well")
+TEST_CASE("chunks are in order, disjoint, complete and fair, past 2^32 elements too; homes as well", "[slow]")
 {
     test::random_bits random(1);
     std::vector<std::size_t> sizes = {0,

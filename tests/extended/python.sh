@@ -10,7 +10,11 @@ case $3 in
 torch)
     rm -rf "$folder/venv"
     python3 -m venv "$folder/venv"
-    "$folder/venv/bin/pip" install --quiet --no-compile -r "$package/tests/requirements.txt"
+    # uv unpacks 6 GB in a third of pip's time, but does not know an index or a mirror that only pip is configured for.
+    requirements=(--quiet -r "$package/tests/requirements.txt")
+    { "$folder/venv/bin/pip" install --quiet uv &&
+        "$folder/venv/bin/uv" pip install --no-cache --python "$folder/venv/bin/python" "${requirements[@]}"; } ||
+        "$folder/venv/bin/pip" install --no-compile "${requirements[@]}"
     ;;
 wheel)
     rm -rf "$folder/wheel"

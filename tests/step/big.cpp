@@ -77,7 +77,7 @@ TEST_CASE("every element past 2^31 and 2^32 is updated, once per pass", "[big_te
             small[part].m.resize(length);
             small[part].v.resize(length);
         }
-        coefficients const c = make_coefficients({.lr = 1e-2}, 1);
+        coefficients const c = make_coefficients({.lr = 1e-4}, 1);
         executor const one({.threads = 1}); // the windows are the same memory: no two threads may write them
         for (std::size_t pass = 0; pass < n / window_elems; ++pass)
             step(one, any_shard(shard(small[0].p, small[0].g, small[0].m, small[0].v)).at({0, pass * window_elems}), c);
