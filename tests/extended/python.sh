@@ -13,7 +13,7 @@ torch)
     # uv unpacks 6 GB in a third of pip's time, but does not know an index or a mirror that only pip is configured for.
     requirements=(--quiet -r "$package/tests/requirements.txt")
     { "$folder/venv/bin/pip" install --quiet uv &&
-        "$folder/venv/bin/uv" pip install --no-cache --python "$folder/venv/bin/python" "${requirements[@]}"; } ||
+        "$folder/venv/bin/uv" pip install --no-cache --system-certs --python "$folder/venv/bin/python" "${requirements[@]}"; } ||
         "$folder/venv/bin/pip" install --no-compile "${requirements[@]}"
     ;;
 wheel)
