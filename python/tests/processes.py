@@ -2,7 +2,8 @@
 """New processes, forked from one that has imported torch and what torch imports for the first optimizer, because importing
 takes most of such a test's time.
 
-Like `python -c CODE` otherwise: torch has run nothing, adamant is not imported, and the interpreter ends as it does there.
+Otherwise they are like `python -c CODE`: torch has run no operation, adamant is not imported, and the interpreter exits
+normally.
 """
 import functools
 import json
@@ -83,7 +84,9 @@ class Process:
         with status:
             socket.send_fds(_server(read_at_start), [json.dumps(request).encode()],
                             [file.fileno() for file in (status, *self._files)])
-        self.pid, self.returncode = int(self._status.recv(100)), None
+        pid = self._status.recv(100)
+        assert pid, "cannot start a process: the server has ended. Its error is in the output of pytest"
+        self.pid, self.returncode = int(pid), None
 
     def poll(self, timeout=0):
         """The exit status, or None within the timeout: minus the signal that has ended it."""

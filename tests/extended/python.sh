@@ -10,7 +10,7 @@ case $3 in
 torch)
     rm -rf "$folder/venv"
     python3 -m venv "$folder/venv"
-    # uv unpacks 6 GB in a third of pip's time, but does not know an index or a mirror that only pip is configured for.
+    # uv unpacks 6 GB in a third of pip's time. It does not read pip's settings: where it fails, pip installs.
     requirements=(--quiet -r "$package/tests/requirements.txt")
     { "$folder/venv/bin/pip" install --quiet uv &&
         "$folder/venv/bin/uv" pip install --no-cache --system-certs --python "$folder/venv/bin/python" "${requirements[@]}"; } ||
