@@ -4,8 +4,11 @@
 #include <cfenv>
 #include <numeric>
 
+#include <adamant/changes.hpp>
+#include <adamant/detail/core/checksum.hpp>
 #include <adamant/detail/kernels/dispatch.hpp>
 #include <adamant/detail/kernels/guard.hpp>
+#include <adamant/detail/step/column_scores.hpp>
 
 #include "catch.hpp"
 #include <adamant/formats.hpp>
@@ -855,3 +858,98 @@ TEST_CASE("conversions of the kernels: floats around every number and every tie 
         }
     }
 }
+
+#if defined(__x86_64__) && !defined(ADAMANT_EMULATED_AVX512)
+namespace {
+
+// Calls a function with the upper bits of all vector registers clear. Whether it has left one of them set.
+template <class Call>
+bool leaves_upper_bits(Call const& call)
+{
+    alignas(32) std::uint64_t registers[16][4];
+    asm volatile("vzeroupper");
+    call();
+#define ADAMANT_TEST_STORE(n) "vmovdqu %%ymm" #n ", 32*" #n "(%0)\n\t"
+    asm volatile(ADAMANT_TEST_STORE(0) ADAMANT_TEST_STORE(1) ADAMANT_TEST_STORE(2) ADAMANT_TEST_STORE(3)
+                     ADAMANT_TEST_STORE(4) ADAMANT_TEST_STORE(5) ADAMANT_TEST_STORE(6) ADAMANT_TEST_STORE(7)
+                         ADAMANT_TEST_STORE(8) ADAMANT_TEST_STORE(9) ADAMANT_TEST_STORE(10) ADAMANT_TEST_STORE(11)
+                             ADAMANT_TEST_STORE(12) ADAMANT_TEST_STORE(13) ADAMANT_TEST_STORE(14) ADAMANT_TEST_STORE(15)
+                 :
+                 : "r"(registers)
+                 : "memory");
+#undef ADAMANT_TEST_STORE
+    return std::any_of(std::begin(registers), std::end(registers),
+                       [](auto const& bits) { return (bits[2] | bits[3]) != 0; });
+}
+
+} // namespace
+
+// Otherwise all SSE code of the program is slow until something clears them.
+TEST_CASE("kernels clear the upper bits of vector registers")
+{
+    constexpr std::size_t n = 1200;
+    for (isa const tier : test::tiers()) {
+        if (tier == isa::scalar)
+            continue;
+        auto const clears = [tier](std::string const& kernel, auto const& call) {
+            INFO(name(tier) << " " << kernel);
+            bool const leaves = leaves_upper_bits(call);
+            CHECK_FALSE(leaves);
+        };
+        coefficients const c = ordinary_coefficients(true, rounding_of(3));
+        std::vector<std::uint64_t> changed(changed_words(n));
+        std::vector<std::byte> record(kernel::record_bytes_at_most(n, false) + 64), floats(n * sizeof(float));
+        for (shard_format const& format : all_formats())
+            for (test::values const kind : {test::values::ordinary, test::values::any_bits}) {
+                test::random_bits random(n);
+                arrays a(format, n);
+                a.fill(kind, random);
+                kernel::step_pointers const pointers{a.param.data(),      a.grad.data(),       a.exp_avg.data(),
+                                                     a.exp_avg_sq.data(), a.weight_out.data(), a.position,
+                                                     changed.data()};
+                kernel::block_kernels const& k = format.block_kernels_for(tier);
+                std::string const text = text_of(format);
+                clears("step " + text, [&] { k.step(pointers, 0, n, c, false); });
+                clears("squares " + text, [&] { k.squares(a.grad.data(), n); });
+                clears("to_scratch " + text, [&] { k.to_scratch(a.grad.data(), nullptr, n, floats.data()); });
+                clears("clamp_gradient", [&] { k.clamp_gradient(floats.data(), n, true, 0.5f, 1.0f); });
+                if (k.recorded != nullptr && k.join == nullptr) {
+                    std::byte* const aligned =
+                        record.data() + (64 - reinterpret_cast<std::uintptr_t>(record.data()) % 64) % 64;
+                    clears("recorded " + text, [&] { k.recorded(pointers, n, c, false, aligned); });
+                    if (format.types[0] == dtype::float32 && format.types[1] == dtype::float32)
+                        clears("rollback " + text, [&] { k.rollback_scratch(pointers, n, c, false, aligned); });
+                }
+                if (k.join != nullptr) {
+                    clears("join", [&] { k.join(a.weight_out.data(), a.param.data(), n, floats.data()); });
+                    clears("split", [&] { k.split(floats.data(), n, a.weight_out.data(), a.param.data()); });
+                }
+                if (k.round_weights != nullptr)
+                    clears("round_weights", [&] { k.round_weights(a.param.data(), n, a.weight_out.data()); });
+                arrays before(format, n);
+                clears("mark_changes " + text, [&] {
+                    kernel::mark_changes_for(format.types, tier)(before.param.data(), a.param.data(), n,
+                                                                 changed.data());
+                });
+            }
+
+        std::vector<float> const weights(n, 0.5f);
+        kernel::sum_kernels const& sums = kernel::sum_kernels_for<bfloat16>(tier);
+        clears("add", [&] {
+            sums.add(reinterpret_cast<std::byte const*>(weights.data()), floats.data(), n / 2, floats.data());
+        });
+        executor const cpu({.tier = tier, .threads = 1});
+        std::vector<std::int64_t> scores(40);
+        clears("add_column_scores", [&] {
+            add_column_scores(cpu, weights.data(), dtype::float32, n / 40, 40, 1.0f, column_score::magnitude, scores);
+        });
+        std::fill(changed.begin(), changed.end(), 0x123456789abcdefu);
+        tracked_weights const tracked{changed, n, weights.data(), dtype::float32};
+        clears("count_changed_weights", [&] { (void)count_changed_weights(cpu, tracked); });
+        std::vector<std::uint32_t> indices(n);
+        std::vector<float> values(n);
+        clears("changed_weights", [&] { (void)changed_weights(cpu, tracked, indices, values.data()); });
+        clears("checksum", [&] { (void)detail::checksum(floats.data(), n); });
+    }
+}
+#endif

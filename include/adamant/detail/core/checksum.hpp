@@ -9,6 +9,7 @@
 #include <utility>
 
 #include <adamant/detail/core/abi.hpp>
+#include <adamant/detail/core/vzeroupper.hpp>
 
 ADAMANT_BEGIN_NAMESPACE
 namespace detail {
@@ -66,6 +67,7 @@ namespace detail {
 [[nodiscard, gnu::target("avx2")]] inline std::uint64_t vector_checksum(std::byte const* address,
                                                                         std::size_t bytes) noexcept
 {
+    vzeroupper_scope const at_end;
     using vector = std::uint64_t __attribute__((vector_size(32)));
     using halves [[maybe_unused]] = int __attribute__((vector_size(32)));
     constexpr std::size_t stride = 2 * sizeof(vector);

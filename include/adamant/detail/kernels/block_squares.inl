@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The sum of squares of one block of a gradient. detail/kernels/step_kernels.inl includes it once per instruction set, each
-// time in a separate namespace with a facade `simd`.
+// The sum of squares of one block of a gradient. detail/kernels/step_kernels.inl includes it once per instruction set,
+// each time in a separate namespace with a facade `simd`.
 //
 // Computes float partial sums, as reference::block_squares() does. If the result is not safe, the reference
 // implementation recomputes the block.
@@ -47,6 +47,7 @@ template <class Grad>
 template <class Grad>
 grad_squares block_squares(std::byte const* grad, std::size_t n) noexcept
 {
+    detail::vzeroupper_scope const at_end;
     constexpr std::size_t vectors = norm_lanes / simd::lanes;
     constexpr std::size_t chunk_bytes = norm_lanes * sizeof(Grad);
     float_mode_scope const mode(subnormals::flushed);

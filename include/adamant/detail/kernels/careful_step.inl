@@ -61,6 +61,7 @@ ADAMANT_SIMD void widen_few(std::byte const* source, std::size_t n, careful_buff
 [[gnu::noinline]] inline void widen_few(dtype type, std::byte const* array, std::size_t begin, std::size_t n,
                                         careful_buffer& target) noexcept
 {
+    detail::vzeroupper_scope const at_end;
     std::byte const* const source = array + begin * size_bytes(type);
     switch (type) {
     case dtype::float32: widen_few<float>(source, n, target); break;
@@ -85,6 +86,7 @@ ADAMANT_SIMD void narrow_few(careful_buffer const& source, std::size_t n, std::b
 [[gnu::noinline]] inline void narrow_few(dtype type, careful_buffer const& source, std::byte* array, std::size_t begin,
                                          std::size_t n) noexcept
 {
+    detail::vzeroupper_scope const at_end;
     std::byte* const target = array + begin * size_bytes(type);
     switch (type) {
     case dtype::float32: narrow_few<float>(source, n, target); break;
@@ -111,6 +113,7 @@ ADAMANT_SIMD void narrow_few(dtype type, bool stochastic, rounding_line const& l
 [[gnu::noinline]] inline std::uint64_t careful_step(step_pointers const& a, array_types const& types, std::size_t begin,
                                                     std::size_t end, step_scalars const& scalars) noexcept
 {
+    detail::vzeroupper_scope const at_end;
     coefficient_vectors const c = broadcast(scalars);
     std::uint64_t nonfinite = 0;
     careful_buffer param, grad, exp_avg, exp_avg_sq, old_weights;

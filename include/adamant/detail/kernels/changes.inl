@@ -31,6 +31,7 @@ std::uint64_t word_of_changes(std::byte const* before, std::byte const* after) n
                                          std::size_t size, std::byte const* before, std::byte const* after,
                                          std::size_t n, std::uint64_t* changed) noexcept
 {
+    detail::vzeroupper_scope const at_end;
     float_mode_scope const mode(subnormals::flushed);
     alignas(64) std::byte last[2][changed_word_elems * sizeof(float)];
     for (std::size_t const word_bytes = changed_word_elems * size; n != 0; ++changed) {

@@ -21,6 +21,7 @@ struct bit_buffer {
 // See count_changes_function.
 inline std::size_t count_changes(std::uint64_t const* words, std::size_t n) noexcept
 {
+    detail::vzeroupper_scope const at_end;
     __m512i counts = _mm512_setzero_si512();
     for (std::size_t w = 0; w < n; w += 8) {
         auto const mask = static_cast<__mmask8>(n - w < 8 ? (1u << (n - w)) - 1 : 0xffu);
@@ -286,6 +287,7 @@ inline bool collect_changes(std::uint64_t* words, std::size_t n, std::size_t pre
                             std::size_t weight_bytes, std::uint64_t first_index, bool clear,
                             changed_weights_out& out) noexcept
 {
+    detail::vzeroupper_scope const at_end;
     collected_arrays arrays{words, prefetch_words, weights, first_index, clear, out};
     bool const fits = out.values == nullptr                   ? collect<void>(arrays, n)
                       : weight_bytes == sizeof(std::uint16_t) ? collect<std::uint16_t>(arrays, n)

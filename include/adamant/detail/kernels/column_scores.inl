@@ -24,6 +24,7 @@ ADAMANT_SIMD void update_largest(simd::u32& largest, std::byte const* address)
 template <class Grad>
 std::uint32_t largest_bits(std::byte const* grad, std::size_t n) noexcept
 {
+    detail::vzeroupper_scope const at_end;
     constexpr std::size_t pair = 2 * simd::lanes;
     simd::u32 largest[2] = {simd::set(0u), simd::set(0u)};
     std::size_t i = 0;
@@ -166,6 +167,7 @@ template <class Grad, bool Squares>
 bool add_column_scores(std::byte const* grad, std::size_t row_bytes, std::size_t rows, std::size_t columns, float scale,
                        std::uint32_t* sums) noexcept
 {
+    detail::vzeroupper_scope const at_end;
     float_mode_scope const mode(subnormals::flushed);
     simd::f32 const scales = simd::set(scale);
     simd::u32 seen = simd::set(0u);

@@ -214,6 +214,7 @@ template <path Path, native_bfloat16 Native, class Param, class Grad, class ExpA
                                         step_scalars const& scalars, memory_access const& permitted, bool stream,
                                         Record& record) noexcept
 {
+    detail::vzeroupper_scope const at_end;
     step_pointers const a = arrays; // copies, which no store below can change
     memory_access access = permitted;
     access.stream = stream;

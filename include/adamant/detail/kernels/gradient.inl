@@ -20,6 +20,7 @@ ADAMANT_SIMD void add_vector(std::byte const* grad, std::byte const* sum, std::s
 template <class Grad, class Sum, class Out>
 void add_gradients(std::byte const* grad, std::byte const* sum, std::size_t n, std::byte* out) noexcept
 {
+    detail::vzeroupper_scope const at_end;
     float_mode_scope const mode(subnormals::flushed);
     constexpr std::size_t sum_bytes = size_bytes(dtype_of<Sum>);
     std::size_t i = 0;
@@ -54,6 +55,7 @@ ADAMANT_SIMD void add_all_scaled(std::byte const* grad, std::size_t n, simd::f32
 template <class Grad>
 void add_scaled(std::byte const* grad, std::size_t n, float scale, bool first, float* sum) noexcept
 {
+    detail::vzeroupper_scope const at_end;
     float_mode_scope const mode(subnormals::flushed);
     std::byte* const target = reinterpret_cast<std::byte*>(sum);
     if (first)
@@ -78,6 +80,7 @@ ADAMANT_SIMD void clamp_vector(std::byte* grad, std::size_t count, bool zero_non
 // See clamp_gradient_function.
 inline void clamp_gradient(std::byte* grad, std::size_t n, bool zero_nonfinite, float scale, float bound) noexcept
 {
+    detail::vzeroupper_scope const at_end;
     float_mode_scope const mode(subnormals::flushed);
     simd::f32 const scales = simd::set(scale);
     simd::u32 const bound_bits = simd::abs_bits(simd::set(bound));
@@ -98,6 +101,7 @@ void round_weights(std::byte const* param, std::size_t n, std::byte* out) noexce
 // See join_function.
 inline void join_masters(std::byte const* weight, std::byte const* low, std::size_t n, std::byte* master) noexcept
 {
+    detail::vzeroupper_scope const at_end;
     std::size_t i = 0;
     for (; n - i >= 2 * simd::lanes; i += 2 * simd::lanes) {
         simd::f32 a, b;
@@ -116,6 +120,7 @@ inline void join_masters(std::byte const* weight, std::byte const* low, std::siz
 // See split_function.
 inline void split_masters(std::byte const* master, std::size_t n, std::byte* weight, std::byte* low) noexcept
 {
+    detail::vzeroupper_scope const at_end;
     std::size_t i = 0;
     for (; n - i >= 2 * simd::lanes; i += 2 * simd::lanes) {
         simd::f32 const a = simd::template load<float>(master + i * sizeof(float));

@@ -289,6 +289,7 @@ template <class Param, class Grad, class WeightOut>
 std::byte* recorded_step(step_pointers const& a, std::size_t n, coefficients const& c, memory_access const& permitted,
                          std::byte* record) noexcept
 {
+    detail::vzeroupper_scope const at_end;
     float_mode_scope const mode(subnormals::flushed);
     alignas(64) std::byte moments[2][2 * group_elems * sizeof(float)];
     memory_access access = permitted;
@@ -329,6 +330,7 @@ template <class Grad>
 void rollback_step(step_pointers const& arrays, std::size_t n, coefficients const& scalars, memory_access const& access,
                    std::byte const* record) noexcept
 {
+    detail::vzeroupper_scope const at_end;
     float_mode_scope const mode(subnormals::flushed);
     step_pointers const a = arrays;
     coefficient_vectors const c = broadcast(scalars);

@@ -134,6 +134,7 @@ ADAMANT_SIMD void store_codes(code_words const (&m)[code_vectors / 2], code_word
 [[gnu::noinline]] inline void decode_moments(std::byte const* exp_avg, std::byte const* exp_avg_sq, std::size_t groups,
                                              float* m, float* v, prefetch_distances const& ahead) noexcept
 {
+    detail::vzeroupper_scope const at_end;
     code_constants const constants = make_code_constants();
     for (std::size_t g = 0; g < groups; ++g) {
         std::byte const* const m_group = exp_avg + g * sizeof(quantized8);
@@ -155,6 +156,7 @@ ADAMANT_SIMD void store_codes(code_words const (&m)[code_vectors / 2], code_word
                                              rounding_line const& line, std::byte* exp_avg,
                                              std::byte* exp_avg_sq) noexcept
 {
+    detail::vzeroupper_scope const at_end;
     code_constants const constants = make_code_constants();
     for (std::size_t g = 0; g < groups; ++g) {
         std::size_t const first = g * quantized_group_elems;
@@ -214,6 +216,7 @@ template <tracking Tracking, class Param, class Grad, class WeightOut>
 [[gnu::noinline]] std::size_t fast_quantized_groups(step_pointers const& arrays, std::size_t begin, std::size_t end,
                                                     step_scalars const& scalars, memory_access const& given) noexcept
 {
+    detail::vzeroupper_scope const at_end;
     step_pointers const a = arrays;
     memory_access const access = given;
     coefficient_vectors const c = broadcast(scalars);

@@ -13,6 +13,7 @@
 #endif
 
 #include <adamant/detail/core/requirements.hpp>
+#include <adamant/detail/core/vzeroupper.hpp>
 #include <adamant/detail/kernels/copy_few.hpp>
 #include <adamant/detail/kernels/few_elements.hpp>
 #include <adamant/detail/kernels/guard.hpp>
