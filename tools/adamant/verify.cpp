@@ -69,8 +69,8 @@ private:
 // Random sign and mantissa, and an exponent from 2^low to 2^high.
 float with_exponent(std::uint64_t random, int low, int high)
 {
-    auto const span = static_cast<std::uint64_t>(high - low + 1);
-    auto const exponent = static_cast<std::uint32_t>(127 + low + static_cast<int>((random >> 32) % span));
+    auto const span = static_cast<std::uint32_t>(high - low + 1);
+    auto const exponent = static_cast<std::uint32_t>(127 + low) + static_cast<std::uint32_t>(random >> 32) % span;
     return std::bit_cast<float>((static_cast<std::uint32_t>(random) & 0x807fffffu) | exponent << 23);
 }
 
