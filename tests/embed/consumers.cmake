@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-# The package as its users meet it: installed and found, as a subdirectory, fetched, through pkg-config, and by one plain
-# compiler line. Each builds and runs the README's program; those by CMake compile a file whose warnings are errors, too.
+# The package as its users meet it: found where it is installed, as a subdirectory, compiled separately, and from C. Each
+# runs a program; those by CMake compile a file whose warnings are errors, too. tests/docs/installed.py has the other ways:
+# FetchContent, pkg-config, and one plain compiler line.
 file(REMOVE_RECURSE ${SCRATCH})
 set(prefix ${SCRATCH}/prefix)
 set(consumer ${CMAKE_CURRENT_LIST_DIR}/consumer)
@@ -13,7 +14,7 @@ run(${CMAKE_COMMAND} --install ${BUILD} --prefix ${prefix})
 if(EXISTS ${prefix}/bin/adamant AND NOT EXISTS ${prefix}/share/bash-completion/completions/adamant)
     message(FATAL_ERROR "the tool is installed without its completion for bash")
 endif()
-foreach(how find_package add_subdirectory FetchContent)
+foreach(how find_package add_subdirectory)
     set(settings -DCMAKE_CXX_COMPILER=${CXX})
     if(how STREQUAL "find_package") # as a project of shared libraries, with another compiler than the package was built by
         set(settings -DBUILD_SHARED_LIBS=ON -DCMAKE_CXX_VISIBILITY_PRESET=hidden -DCMAKE_VISIBILITY_INLINES_HIDDEN=ON)
@@ -28,26 +29,13 @@ foreach(how find_package add_subdirectory FetchContent)
 endforeach()
 run(${SCRATCH}/find_package/consumer_compiled)
 
-# jit_build: no CMake, no -m flag, no CUDA, no Python.
-run(${CXX} -std=c++20 -O2 -fopenmp -I${prefix}/include ${program} -lhwloc -o ${SCRATCH}/plain)
-run(${SCRATCH}/plain)
-
 # By hand, compiled separately: one file has all definitions. Looked through only, as its code takes a compiler minutes.
 file(WRITE ${SCRATCH}/definitions.cpp "#include <adamant/src.hpp>\n")
 run(${CXX} -std=c++20 -fopenmp -fsyntax-only -DADAMANT_SEPARATE_COMPILATION -I${prefix}/include ${SCRATCH}/definitions.cpp)
 
-find_program(pkg_config pkg-config)
-if(pkg_config)
-    set(ENV{PKG_CONFIG_PATH} ${prefix}/share/pkgconfig)
-    execute_process(COMMAND ${pkg_config} --cflags --libs adamant OUTPUT_VARIABLE flags COMMAND_ERROR_IS_FATAL ANY
-                    OUTPUT_STRIP_TRAILING_WHITESPACE)
-    separate_arguments(flags UNIX_COMMAND "${flags}")
-    run(${CXX} -std=c++20 ${program} ${flags} -o ${SCRATCH}/by_pkg_config)
-    run(${SCRATCH}/by_pkg_config)
-endif()
-
 # The C library, by CMake in a project that knows no C++, and by pkg-config.
 file(GLOB_RECURSE c_library ${prefix}/*/libadamant_c.so)
+find_program(pkg_config pkg-config)
 if(c_library)
     run(${CMAKE_COMMAND} -S ${consumer}/c -B ${SCRATCH}/c -G Ninja -DPROGRAM=${SOURCE}/examples/c_loop.c
         -DCMAKE_PREFIX_PATH=${prefix} -DVERSION=${VERSION})
