@@ -116,6 +116,19 @@ def run(code, *arguments, timeout=600, **environment):
     return process
 
 
+_SCRIPT = """
+import os, runpy, sys
+del sys.argv[0]
+sys.path.insert(0, os.path.dirname(sys.argv[0]))
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+def script(path, *arguments, **environment):
+    """A process that runs a script, as `python path` does."""
+    return Process(_SCRIPT, path, *arguments, **environment)
+
+
 def words(code, *arguments, **environment):
     """The words that code prints in a new process, which must succeed."""
     done = run(code, *arguments, **environment)

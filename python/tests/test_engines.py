@@ -17,19 +17,29 @@ from pathlib import Path
 import pytest
 
 import deepspeed_suite
-from processes import Process
+from processes import Process, script
 
 examples = Path(__file__).parents[2] / "examples"
 
 
-def run(*command, env=os.environ):
-    done = subprocess.run([sys.executable, *command], capture_output=True, text=True, timeout=600, cwd=examples,
-                          env={**env, "OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu"})
+def output(done):
     # With PyTorch 2.15 the process aborts if the interpreter exits while a gloo thread, which needs the GIL, drops its
     # last work. All results are complete by then.
     late = "terminate called without an active exception" in done.stderr
     assert done.returncode == 0 or late, done.stdout + done.stderr
     return done.stdout
+
+
+def run(*command, env=os.environ):
+    return output(subprocess.run([sys.executable, *command], capture_output=True, text=True, timeout=600, cwd=examples,
+                                 env={**env, "OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu"}))
+
+
+def run_with_torch(name, *arguments, **environment):
+    """Runs an example that imports torch, without the time that importing takes."""
+    process = script(examples / name, *arguments, OMP_NUM_THREADS="1", **environment)
+    assert process.poll(600) is not None, "the example does not end"
+    return output(process)
 
 
 def ranks(count, name, *arguments, **more):
@@ -54,12 +64,12 @@ def test_numpy_loop():
 def test_hello_has_the_number_of_the_readme():
     pytest.importorskip("torch")
     number = re.search(r"weight ([\d.]+)`", (examples.parent / "README.md").read_text())[1]
-    assert run("hello.py").endswith(f": weight {number}\n")
+    assert run_with_torch("hello.py").endswith(f": weight {number}\n")
 
 
 def test_torch_loop():
     pytest.importorskip("torch")
-    assert float(re.search(r"^loss (\S+)", run("torch_loop.py"), re.M)[1]) < 4
+    assert float(re.search(r"^loss (\S+)", run_with_torch("torch_loop.py"), re.M)[1]) < 4
 
 
 def test_ddp():
@@ -70,7 +80,17 @@ def test_ddp():
 
 def test_fsdp2_has_the_same_bits_on_one_and_two_ranks():
     pytest.importorskip("torch")
-    ends = [re.search(r"ranks: (.*)", ranks(count, "fsdp2.py"))[1] for count in (1, 2)]
+    ends = []
+    for count in (1, 2):
+        job = {"WORLD_SIZE": str(count), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+        processes = [script(examples / "fsdp2.py", OMP_NUM_THREADS="1", **job, RANK=str(rank), LOCAL_RANK=str(rank),
+                            LOCAL_WORLD_SIZE=str(count)) for rank in range(count)]
+        try:
+            assert all(process.poll(300) is not None for process in processes), "a rank does not end"
+        finally:
+            for process in processes:
+                process.kill()
+        ends.append(re.search(r"ranks: (.*)", "".join(map(output, processes)))[1])
     assert ends[0] == ends[1]
 
 
@@ -327,11 +347,6 @@ def killed(*arguments):
 setattr(owner, name.split(".")[-1], killed)
 script.main()
 """
-UNDISTURBED = """
-import runpy, sys
-del sys.argv[0]
-runpy.run_path(sys.argv[0], run_name="__main__")
-"""
 KILLS = {"trainer": [("Trainer.train", "after", 2), ("send", "within", 4), ("send", "after", 6), ("receive", "after", 22),
                      ("os.replace", "before", 1), ("Trainer.save", "after", 2), ("digest", "before", 5)],
          "receiver": [("receive", "after", 4), ("load", "after", 5), ("os.replace", "before", 4), ("os.replace", "after", 5),
@@ -355,9 +370,10 @@ class Pair:
         self._folder, self._port, self.deaths = folder, free_port(), {"trainer": 0, "receiver": 0}
 
     def _start(self, role, kills):
-        code, arguments = (KILLED, kills.pop(0)) if kills else (UNDISTURBED, ())
-        return Process(code, *arguments, examples / "send_changed_weights.py", "--folder", self._folder, "--port", self._port,
-                       "--role", role, OMP_NUM_THREADS="1")
+        arguments = (examples / "send_changed_weights.py", "--folder", self._folder, "--port", self._port, "--role", role)
+        if kills:
+            return Process(KILLED, *kills.pop(0), *arguments, OMP_NUM_THREADS="1")
+        return script(*arguments, OMP_NUM_THREADS="1")
 
     def run(self, kills):
         """Runs both until the trainer ends. Returns the digest that it prints."""
@@ -393,7 +409,7 @@ class Pair:
 def undisturbed(tmp_path_factory):
     pytest.importorskip("torch"), pytest.importorskip("safetensors")
     folder = tmp_path_factory.mktemp("send")
-    out = run("send_changed_weights.py", "--folder", str(folder), "--port", str(free_port()))
+    out = run_with_torch("send_changed_weights.py", "--folder", str(folder), "--port", str(free_port()))
     assert [int(number) for number in re.findall(r"(\d+) (?:skipped|discarded|deltas|with all)", out)] == [8, 11, 51, 1]
     assert int(re.search(r"(\d+) rolled back", out)[1]) > 0 and int(re.search(r"(\d+) bytes", out)[1]) < 51 * 165e3 / 4
     weights = re.search("^weights (.*)", out, re.M)[1]
