@@ -119,16 +119,14 @@ public:
     [[nodiscard]] std::byte* at(std::size_t i) const { return begin_ + array_bytes(type_, i); }
     void set(std::size_t i, float x)
     {
-        if (type_ == dtype::float32)
-            store_unaligned(at(i), x);
-        else if (type_ == dtype::bfloat16)
-            store_unaligned(at(i), narrow<bfloat16>(x));
-        else if (type_ == dtype::split_float32)
-            store_unaligned(at(i), split_master(x).low);
-        else if (type_ == dtype::quantized8)
-            set_code(i, std::bit_cast<std::uint32_t>(x));
-        else
-            store_unaligned(at(i), narrow<float16>(x));
+        switch (type_) {
+        case dtype::float32: store_unaligned(at(i), x); break;
+        case dtype::bfloat16: store_unaligned(at(i), narrow<bfloat16>(x)); break;
+        case dtype::float16: store_unaligned(at(i), narrow<float16>(x)); break;
+        case dtype::split_float32: store_unaligned(at(i), split_master(x).low); break;
+        case dtype::quantized8: set_code(i, std::bit_cast<std::uint32_t>(x)); break;
+        case dtype::none: break;
+        }
     }
     void add_to(digest& sum, std::size_t n) const { sum.add(begin_, array_bytes(type_, n)); }
 
