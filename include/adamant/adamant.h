@@ -728,8 +728,8 @@ ADAMANT_C_API adamant_status adamant_set_gradient(adamant_optimizer* optimizer, 
  * beyond adamant_step(). */
 ADAMANT_C_API adamant_status adamant_memory_bytes(const adamant_optimizer* optimizer, int32_t with_journal,
                                                   size_t* bytes);
-/** Allocates the memory of steps; otherwise the first step does. invalid argument: overlapping arrays of different
- * shards if one is written, and during a step. unavailable: too little memory. */
+/** Allocates the memory of steps. Without this call, the first step allocates it. invalid argument: overlapping arrays
+ * of different shards if one is written, and during a step. unavailable: too little memory. */
 ADAMANT_C_API adamant_status adamant_prepare(adamant_optimizer* optimizer, int32_t with_journal);
 
 /* Devices that step a part of an optimizer's shards concurrently with the CPU, to the same bits. */
@@ -1267,8 +1267,8 @@ ADAMANT_C_API adamant_status adamant_zenflow_add_param(adamant_zenflow* zenflow,
                                                        size_t* number);
 /** Returns the bytes that adamant_zenflow_prepare() allocates for sums of gradients. */
 ADAMANT_C_API adamant_status adamant_zenflow_memory_bytes(const adamant_zenflow* zenflow, size_t* bytes);
-/** Allocates memory for sums of gradients; otherwise the first step does. invalid argument: overlapping arrays.
- * unavailable: too little memory. */
+/** Allocates memory for sums of gradients. Without this call, the first step allocates it. invalid argument:
+ * overlapping arrays. unavailable: too little memory. */
 ADAMANT_C_API adamant_status adamant_zenflow_prepare(adamant_zenflow* zenflow);
 
 /** Report of deferred updates, in addition to adamant_report. */

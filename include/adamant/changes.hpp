@@ -11,8 +11,12 @@
 
 ADAMANT_BEGIN_NAMESPACE
 
-/// Published weights in host memory, with one bit for each that says whether it has changed. A view. A tracked shard
-/// converts to it.
+/// Published weights in host memory, and a bit for each weight: whether it has changed. A view of arrays of the caller.
+/// A tracked shard converts to it.
+///
+/// The functions below use the threads of the executor; their results do not depend on the number of threads. Call none
+/// of them during a step that sets the bits, and no two at the same time for the same bits. All but mark_changed()
+/// clear bits beyond the last element.
 class tracked_weights {
 public:
     /// The weights that the shard publishes: weight_out, or param if it has no weight_out. Weights in host memory are
@@ -46,9 +50,6 @@ struct changed_options {
     bool clear = false;
 };
 
-// Functions with an executor use its threads. Their results do not depend on the number of threads. Do not call
-// them during a step that sets the bits. All but mark_changed() clear bits beyond the last element.
-
 /// Number of changed weights. Reads an eighth of a byte for each element.
 [[nodiscard]] std::size_t count_changed_weights(executor const& cpu, tracked_weights const& tracked);
 
@@ -69,7 +70,7 @@ void changed_mask(executor const& cpu, tracked_weights const& tracked, std::span
 
 /// Marks the weights of elements [begin, end) as changed. Call it after writing weights, or params from which weights
 /// are made. optimizer::load() marks all weights itself.
-/// @throws invalid_argument for elements beyond the last one
+/// @throws invalid_argument for elements beyond the last one, and for a begin above end
 void mark_changed(tracked_weights const& tracked, std::size_t begin, std::size_t end);
 
 ADAMANT_END_NAMESPACE

@@ -23,7 +23,8 @@ ADAMANT_BEGIN_NAMESPACE
 /// What updates a piece: the CPU, or a device.
 enum class backend_kind : std::uint8_t { cpu, device };
 
-/// Elements [begin, begin + elems) of one shard. begin is a multiple of norm_block_elems, so that cuts change no sum.
+/// Elements [begin, begin + elems) of one shard. begin is a multiple of norm_block_elems, so that cuts do not change
+/// the sums of blocks in the norm.
 struct shard_piece {
     std::size_t shard;    ///< index of the shard
     std::size_t begin;    ///< first element of the piece in the shard
@@ -39,9 +40,9 @@ struct placement {
     std::size_t cpu_elems = 0;       ///< elements that the CPU updates
     std::size_t device_elems = 0;    ///< elements that the device updates
     double ratio_asked = 1;          ///< the ratio that was requested
-    /// Whether a memory limit ruled out the requested ratio; the placement is then the nearest allowed one. False if a
-    /// limit ruled out only the boundary (or the set of whole shards) nearest to the ratio, and the next nearest is
-    /// used; compare ratio() with ratio_asked to detect that.
+    /// Whether a memory limit ruled out the requested ratio; the placement is then the nearest allowed one. It stays
+    /// false if the limits allow the ratio but not the nearest boundary (or set of whole shards), and the next nearest
+    /// is used. To detect that, compare ratio() with ratio_asked.
     bool limited = false;
     /// Whether no other placement with the unit, order and limits of the split_request is nearer to the ratio. False
     /// only for whole shards whose sizes differ so much that the search cannot try all of their sums: then another
@@ -211,12 +212,11 @@ public:
     /// Sets the gradient of a piece for all passes that are enqueued after this call. When it is called, no enqueued
     /// pass may still need the piece.
     virtual void set_gradient(std::uint32_t piece, device_ptr grad) = 0;
-    /// Invalidates the records of earlier work for all work that is enqueued from now on, so that no later step uses
-    /// the records of an earlier one. Enqueues nothing and cannot fail.
+    /// Work that is enqueued after this call uses no records of earlier work. Enqueues nothing and cannot fail.
     virtual void forget_records() noexcept = 0;
     /// Enqueues in stream `down`, after all work so far: for each block, writes the sums of squares of the last
-    /// measuring pass, and whether there is a record (0 or 1). The spans have all blocks, and must live until that
-    /// stream has finished.
+    /// measuring pass, and whether there is a record (0 or 1). The spans have one element for each block, and must live
+    /// until that stream has finished.
     virtual void fetch(std::span<grad_squares> squares, std::span<std::uint8_t> recorded) = 0;
 };
 

@@ -60,15 +60,14 @@ private:
 inline constexpr std::size_t default_max_chunk_elems = 65536;
 /// Smallest value that max_chunk_elems may have. A small n is still divided into smaller chunks.
 inline constexpr std::size_t min_chunk_elems = 4096;
-/// Upper limit of the min_slice_elems that an executor chooses by itself for two threads (see executor_options).
+/// Largest min_slice_elems that an executor chooses for two threads (see executor_options).
 inline constexpr std::size_t max_min_slice_elems = 16384;
 
 /// Divides n elements among up to `threads` threads.
 ///
 /// - Each thread gets at least min_slice_elems elements; min_slice_elems is at least 1.
-/// - A thread gets about sixteen chunks or more, if they have at least `smallest` elements, so that others can steal
-/// some
-///   if it is delayed.
+/// - Each thread gets at least about sixteen chunks, unless they would have fewer than `smallest` elements, so that
+///   others can steal from a thread that is delayed.
 /// - All threads get the same number of chunks, because a thread with one more would finish later.
 /// - Chunks have at most max(max_chunk_elems, smallest) elements.
 /// - Chunks have at least about `smallest` elements, so that taking one costs at most a hundredth of the work on it.
@@ -95,11 +94,11 @@ inline constexpr std::size_t step_elem_bytes = 28;
 /// Options of an executor.
 struct executor_options {
     isa tier = isa::automatic; ///< automatic: ADAMANT_ISA if set, else the best that the CPU has
-    /// Number of threads. 0: one for each core that this process may use, within this rank's part of the CPU quota, or
-    /// one for each PU in `pus`. 1: the calling thread, or a bound thread if `pus` or a binding is given. If there are
-    /// more threads than PUs, threads share PUs.
+    /// Number of threads. 0: one for each PU in `pus`; if that is empty, one for each core that this process may use,
+    /// within this rank's part of the CPU quota. 1: the calling thread, or a bound thread if `pus` or a binding is
+    /// given. If there are more threads than PUs, threads share PUs.
     unsigned threads = 0;
-    pu_set pus = {};                   ///< see team_options; empty: PUs of this process, one of each core first
+    pu_set pus = {};                   ///< see team_options; empty: this process's PUs, first one of each core
     binding bind = binding::automatic; ///< whether the threads must be bound
     /// Minimum number of elements for each thread in a float32 step. With less work, fewer threads are used. Work that
     /// moves fewer bytes per element needs more elements. 0: the executor chooses. For two threads it
@@ -116,9 +115,9 @@ struct executor_options {
 /// bit of a result. Cheap to copy: copies share the threads, which end with the last copy.
 ///
 /// Thread safety: call every member function from any thread, also concurrently. The team does the work of concurrent
-/// calls one after another; work that a calling thread does itself runs beside it. In a forked child process
-/// calls that need the team throw unavailable. What a calling thread does itself works in any process: small calls, and
-/// all calls of an executor without a team (team() is null).
+/// calls one after another; work that a calling thread does itself runs beside it. In a forked child process calls that
+/// need the team throw `unavailable`. Calls that need none still work there: small ones, and all calls of an executor
+/// without a team (team() is null).
 class executor {
 public:
     /// Creates the threads.

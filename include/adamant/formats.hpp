@@ -19,7 +19,7 @@
 
 ADAMANT_BEGIN_NAMESPACE
 
-/// Types of gradients and of params that are not split; those of weight_out are among them.
+/// Types of gradients and of params that are not split. weight_out has one of these types, too.
 template <class T>
 concept element_type = storage<T>::is_element;
 
@@ -79,8 +79,8 @@ using shard_dtypes = std::array<dtype, shard_arrays>;
     return types[shard_array::param] == dtype::float32 &&
            (types[shard_array::weight_out] == dtype::bfloat16 || types[shard_array::weight_out] == dtype::float16);
 }
-/// The array from which a step sees whether it changes the published weights: rounded params, or the weights. Params
-/// are in a cache when a step ends, and a weight_out that was written past the caches is not.
+/// The array that is compared with its old values to find changed weights: float32 params, rounded, or else the
+/// weights. Params are still in a cache when a step ends; a weight_out that was written past the caches is not.
 [[nodiscard]] constexpr shard_array::index compared_array(shard_dtypes const& types) noexcept
 {
     return types[shard_array::param] == dtype::float32 ? shard_array::param : published_array(types);
@@ -174,7 +174,7 @@ namespace kernel {
 
 /// Format of a shard<Param, Grad, ExpAvg, ExpAvgSq, WeightOut> for step(); optimizer_format() has everything that an
 /// optimizer needs, which takes much longer to compile. With ADAMANT_SEPARATE_COMPILATION both are the same. The kernel
-/// for a float32 weight_out does not write it: step() does, after each block.
+/// does not write a float32 weight_out; step() writes it after each block.
 template <class Param, class Grad, class ExpAvg, class ExpAvgSq, class WeightOut>
 [[nodiscard]] shard_format const& step_format() noexcept;
 template <class Param, class Grad, class ExpAvg, class ExpAvgSq, class WeightOut>
@@ -184,9 +184,9 @@ template <class Param, class Grad, class ExpAvg, class ExpAvgSq, class WeightOut
 
 /// Number of formats.
 inline constexpr std::size_t format_count = 90;
-/// All formats, always in the same order. There is one format for each combination of a param (float32, bfloat16,
-/// float16, split_float32), a grad and one of the five pairs of moments. A combination with float32 params has three
-/// formats: without weight_out, with bfloat16 weight_out, and with float16 weight_out.
+/// All formats, always in the same order. Each combination of a param (float32, bfloat16, float16, split_float32), a
+/// grad and one of the five pairs of moments has one format; with float32 params it has three: without weight_out, with
+/// bfloat16 weight_out, and with float16 weight_out.
 [[nodiscard]] std::span<shard_format const> all_formats() noexcept;
 /// The format with these types; null if no shard of an optimizer can have them.
 [[nodiscard]] shard_format const* find_format(shard_dtypes const& types) noexcept;

@@ -59,7 +59,7 @@ struct memory_options {
 /// What the kernel gave.
 struct memory_report {
     std::size_t bytes = 0;        ///< requested
-    std::size_t mapped_bytes = 0; ///< whole pages
+    std::size_t mapped_bytes = 0; ///< `bytes` in whole pages
     page_kind pages =
         page_kind::transparent; ///< kind of pages; measure_placement() says how many bytes are in huge pages
     memory_binding binding = memory_binding::none; ///< as read back from the kernel

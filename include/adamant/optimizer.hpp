@@ -43,21 +43,20 @@ struct shard_to_add {
 /// Adam or AdamW over parameter groups. The caller owns all arrays.
 ///
 /// Add groups and shards and call prepare(). For every batch, call step(). Or call begin_step(), then submit() for each
-/// shard once its gradient is ready, then finish(). Both give the same bits, for any order, number of threads and
-/// journal budget.
+/// shard once its gradient is ready, then finish(). Both give the same bits, for any order of submit() calls, number of
+/// threads and journal_budget_bytes.
 ///
-/// The norm is computed from the sums of squares of blocks of norm_block_elems elements. Block sums are added exactly,
-/// and the total is rounded once. A model has the same
-/// norm for any order of shards, any number of ranks, and any shard boundaries at multiples of norm_block_elems. If
-/// nothing needs the norm, gradients are read once (see optimizer_report::measured).
+/// The norm is computed from the sums of squares of blocks of norm_block_elems (4096) elements. Block sums are added
+/// exactly, and the total is rounded once. A model has the same norm for any order of shards, any number of ranks, and
+/// any shard boundaries at multiples of norm_block_elems. If nothing needs the norm, gradients are read once (see
+/// optimizer_report::measured).
 ///
 /// Initialize weight_out with the rounded params: a rollback recomputes it from param.
 ///
-/// With few elements, step() and the calls from begin_step() to finish() do their work in the calling thread. If
-/// the executor has no team, step() works in the calling thread for any number of elements, except with a device.
-/// Larger steps use the executor's team, and so do step_async() and every step with a device, whatever the number of
-/// elements. For work that needs a team although the executor has none, the optimizer creates a single unbound worker
-/// thread.
+/// The calling thread does the work of step(), and of the calls from begin_step() to finish(), if there are few
+/// elements; without a team in the executor, it does that of step() for any number. The team does all other work, and
+/// always that of step_async() and of steps with a device. If the executor has no team where one is needed, the
+/// optimizer creates a single unbound worker thread.
 ///
 /// Thread safety: call submit(), skip() and set_gradient() from any thread except the team's, also concurrently; call
 /// everything else, except cpu_blocks_done(), from one thread at a time. Gradients must not change between submit() and
@@ -65,8 +64,8 @@ struct shard_to_add {
 /// options.reduce is called without traps.
 ///
 /// Errors: if a call throws, the optimizer is unchanged unless the function says otherwise. In a forked child process
-/// every call that needs the team throws unavailable; if work was in flight at the fork, every non-const call throws
-/// it. In that case the destructor in the child process does not wait, and leaks what threads were working on.
+/// every call that needs the team throws `unavailable`; if work was in flight at the fork, every non-const call does.
+/// In that case the destructor in the child process does not wait, and leaks what threads were working on.
 ///
 /// Movable. A moved-from optimizer may only be destroyed or assigned to.
 class optimizer {
@@ -126,21 +125,21 @@ public:
     /// before the submit() of the shard; from any thread except the team's. Allocates nothing after prepare(). Before
     /// rollback(), set the buffer that the last step read.
     /// @throws invalid_argument for a null pointer (unless the shard has no elements), for memory that a step writes,
-    /// for a submitted or skipped shard, for a shard whose gradient is on a device, and, if it is part of a device that
-    /// shares the host's memory, for an address that is not a multiple of 16
+    /// for a submitted or skipped shard, for a shard whose gradient is on a device, and, if a device that shares the
+    /// host's memory updates a part of the shard, for an address that is not a multiple of 16
     void set_gradient(shard_id shard, void const* grad);
 
-    /// Bytes that prepare(with_journal) allocates, accurate to a few KiB. The journal is the memory for the records of
-    /// a rollback.
+    /// Bytes that prepare(with_journal) allocates, accurate to a few KiB. The journal holds the records from which a
+    /// step is rolled back.
     [[nodiscard]] std::size_t memory_bytes(bool with_journal = true) const;
-    /// Allocates what steps need; otherwise the first step does. Later steps do not allocate, except small
-    /// objects with a device and in the first step with step_values::shard_steps. with_journal: also allocates the
+    /// Allocates what steps need. If you do not call it, the first step allocates. Later steps allocate only small
+    /// objects with a device, and once when step_values::shard_steps is first used. with_journal: also allocates the
     /// journal, which begin_step() needs.
     /// @throws invalid_argument for arrays that overlap, and the errors of the class `buffer`
     void prepare(bool with_journal = true);
 
-    /// Blocks of norm_block_elems that CPU threads have worked on, counted once for every pass, for displays of
-    /// progress. Call it from any thread at any time.
+    /// Number of blocks of norm_block_elems elements that CPU threads have processed, each pass counted, for displays
+    /// of progress. Call it from any thread at any time.
     [[nodiscard]] std::uint64_t cpu_blocks_done() const noexcept;
 
     /// Number of steps taken.
@@ -164,18 +163,18 @@ public:
 
     /// Moves parts of shards to a device, back, or to another one. From the next step on, the device updates its pieces
     /// while the CPU updates the others, with the same bits for every placement. Compute the placement with split()
-    /// from shard_sizes(). A null device with a placement that is all on the CPU moves everything back; after
+    /// from shard_sizes(). A null device with a placement that is all on the CPU moves everything back. If you called
     /// set_device_arrays(), do this before you move to another device.
     ///
     /// The device then holds the only current copy of its state: the shards' own arrays are stale until
-    /// update_host_arrays(), state() or a move back (you may release their pages until then). Shards that are added
-    /// later belong to the CPU. Makes the last step final. The device needs memory for the new pieces beside the old
-    /// ones: a piece whose boundaries change is allocated anew.
+    /// update_host_arrays(), state() or a move back. Until then you may return their pages to the kernel. Shards that
+    /// are added later belong to the CPU. Makes the last step final. The device needs memory for the new pieces beside
+    /// the old ones: a piece whose boundaries change is allocated anew.
     ///
     /// If the device fails or does not answer in time, both backends roll the step back: state and accumulated
     /// gradients are as before. To make this possible, both backends record every step (see journal_budget_bytes and
     /// device_records). A device that does not answer rolls back later, before it is used again; keep the gradients of
-    /// that step until then. If a failed device has no pieces, place(nullptr, ...) leaves it without its answer.
+    /// that step until then. If a failed device has no pieces, place(nullptr, ...) does not wait for its answer.
     ///
     /// @throws invalid_argument for a placement that does not match shard_sizes(), for keep_last_step without
     /// device_records, and if the device has shards of another optimizer; device_error and unavailable if the device
@@ -185,6 +184,7 @@ public:
     /// Sizes of the shards in elements, by number, for split().
     [[nodiscard]] std::vector<std::size_t> shard_sizes() const;
     /// Bytes that the pieces of this placement take on the device.
+    /// @throws invalid_argument for a placement that does not match shard_sizes()
     [[nodiscard]] std::size_t device_bytes(device const& target, placement const& where) const;
     /// Sets the device arrays for the shard's gradient and weights. They are in the memory of the device that you pass
     /// to the next place(). The caller owns them. The arrays are used until place(nullptr, ...). Without this call,
@@ -207,23 +207,26 @@ public:
     optimizer_report step_gradients(std::span<void const* const> gradients, step_values const& values = {});
 
     /// Opens a step. The first call allocates, unless prepare() was called.
+    /// @throws invalid_argument for invalid values and if a step is open; what prepare() throws. No step is then open
     void begin_step(step_values const& values = {});
     /// Marks the gradient of the shard as ready. Workers start on it immediately, and the call does not wait for them.
     /// With few elements, the call does the work itself.
     /// @throws invalid_argument if no step is open, or for a submitted or skipped shard; then nothing has changed. With
     /// a device any other error fails the step: finish() then rolls it back and throws device_error
     void submit(shard_id shard);
-    /// Calls set_gradient() and submit().
+    /// Calls set_gradient() and submit(), and throws as they do.
     void submit(shard_id shard, void const* grad);
     /// Says that the shard has no gradient in this step. Its accumulated gradients are discarded.
+    /// @throws invalid_argument if no step is open, or for a submitted or skipped shard
     void skip(shard_id shard);
     /// Waits for submitted shards and completes the step: commits it, repeats it with the clip coefficient after a
     /// rollback, or skips it.
     /// @throws invalid_argument for a shard that is neither submitted nor skipped, and what options.reduce throws; the
     /// step then stays open: call finish() again, or abandon()
     optimizer_report finish();
-    /// Rolls back the open step exactly; accumulated gradients stay. If updates need not wait for the norm (there is
-    /// neither max_norm nor reduce, and nonfinite_policy is not skip), this requires keep_last_step or a device.
+    /// Rolls back the open step exactly; accumulated gradients stay. A step that nothing may clip or skip (there is
+    /// neither max_norm nor reduce, and nonfinite_policy is not skip) writes the records for this only with
+    /// keep_last_step or a device.
     /// @throws unavailable if there are no records or the journal budget was too small; the step then stays open
     void abandon();
 
@@ -276,7 +279,9 @@ public:
         detail::optimizer_core* core_;
         std::uint64_t number_;
     };
-    /// Starts step() and returns immediately. Until wait() has returned, use only the ticket and cpu_blocks_done().
+    /// Starts step() and returns immediately. Until wait() has returned, use only the ticket and cpu_blocks_done(). Do
+    /// not use the ticket after the optimizer's end.
+    /// @throws invalid_argument for invalid values, before anything is written; what prepare() throws
     [[nodiscard]] ticket step_async(step_values const& values = {});
 
     // ---- State
@@ -291,8 +296,8 @@ public:
     void update_host_arrays();
     /// Loads a state: step count, loss scale, hyperparameters (matched by group name) and arrays (matched by parameter
     /// name), for any shard boundaries; computes weight_out from param. Other entries are ignored, accumulated
-    /// gradients are discarded. Makes the last step final. The state's arrays may be those of this optimizer, each at
-    /// its position; of other positions, pass a copy.
+    /// gradients are discarded. Makes the last step final. The state's arrays may be this optimizer's own, each at its
+    /// own position. If positions differ, pass a copy.
     ///
     /// @throws invalid_argument if something is missing or does not fit, with nothing changed; device_error, corrupted
     /// or unavailable if the device or the file fails later: params and moments are then inconsistent, and every step

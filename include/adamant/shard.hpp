@@ -76,7 +76,7 @@ ADAMANT_BEGIN_INLINE_NAMESPACE
 /// | `exp_avg_sq` | second moment, read and written | float, bfloat16; quantized8 if exp_avg is |
 /// | `weight_out` | new weights in 16 bits, written | void (none); bfloat16 or float16 if param is not 16 bits |
 ///
-/// Moments are initially 0. step() also takes a weight_out of float, a copy of a float param. With a split_float32
+/// Moments are initially 0. For step(), weight_out may also be float: a copy of a float param. With a split_float32
 /// param, weight_out is bfloat16, read and written; see split_masters(). quantized8 moments are arrays of (n + 63) / 64
 /// groups. A group whose bytes are all 0 holds 64 zeros.
 template <param_storage Param, element_type Grad, moment_type ExpAvg, second_moment_type<ExpAvg> ExpAvgSq = ExpAvg,
@@ -237,7 +237,8 @@ public:
     [[nodiscard]] kernel::step_pointers const& pointers() const noexcept { return pointers_; }
     /// The format.
     [[nodiscard]] shard_format const& format() const noexcept { return *format_; }
-    /// The array that `array` names. Reads no other pointer, so a gradient may be replaced while threads use the rest.
+    /// The array that `array` names. Reads only that pointer, so the gradient may be replaced while threads ask for
+    /// others.
     [[nodiscard]] std::byte* data(shard_array::index array) const noexcept
     {
         switch (array) {

@@ -23,8 +23,8 @@ ADAMANT_BEGIN_NAMESPACE
 
 /// How shards may be divided.
 enum class split_unit : std::uint8_t {
-    element,   ///< divides one shard at a multiple of norm_block_elems: the ratio is exact to half of that
-    shard,     ///< whole shards only, see placement::nearest; the order chooses between shards of the same size
+    element,   ///< divides one shard, at a multiple of norm_block_elems: half of that is the largest error
+    shard,     ///< whole shards only, see placement::nearest; of shards of the same size, the order decides
     deepspeed, ///< whole shards by DeepSpeed's rule: the first int((1 - ratio) * n) of n shards go to the device
 };
 
@@ -52,12 +52,12 @@ struct split_request {
 
 /// Divides shards between CPU and device.
 ///
-/// sizes: elements of each shard, in the optimizer's order. If a limit does not allow the ratio, the placement keeps
-/// the limit and sets placement::limited. Pure.
+/// sizes: elements of each shard, in the optimizer's order. If a limit does not allow the ratio, the placement obeys
+/// the limit, and placement::limited is true. Pure.
 /// @throws invalid_argument for an invalid request or more than 2^53 elements
-/// @throws unavailable if the elements do not fit into both memories together; if no placement is found that fits both
-/// limits: split_unit::element considers those with one boundary, at a block, in this order; split_unit::shard
-/// considers sets of whole shards; or if a limit does not allow the result of split_unit::deepspeed
+/// @throws unavailable if the elements do not fit into both memories together, if a limit does not allow the result of
+/// split_unit::deepspeed, or if no placement is found within both limits. split_unit::element tries those with one
+/// boundary, at a multiple of norm_block_elems, in the requested order; split_unit::shard tries sets of whole shards
 [[nodiscard]] placement split(std::vector<std::size_t> const& sizes, split_request const& request);
 
 /// Consecutive parameters that are stepped together.
@@ -220,7 +220,7 @@ inline ratio_line const& longest(std::vector<ratio_line> const& lines, double ra
 
 /// Finds the ratio from `least` to `most` (limits of memory, for example) with the shortest step.
 ///
-/// If several ratios have the shortest step, it is the largest of them, which leaves the most device memory free. The
+/// If several ratios have the shortest step, returns the largest of them, which leaves the most device memory free. The
 /// time is the maximum of a few linear functions of the ratio, so the best ratio is a crossing of two of them or a
 /// bound. Throws invalid_argument as forecast() does, and if least is above most.
 [[nodiscard]] step_forecast best_ratio(step_rates const& rates, double least = 0, double most = 1);

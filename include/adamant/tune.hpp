@@ -90,7 +90,7 @@ struct median_range {
 
 /// Options of search_cores().
 struct core_search_options {
-    /// Share of the perfect speed-up that makes more cores worth using, in (0, 1].
+    /// Share of the gain of perfect scaling that makes more cores worth using, in (0, 1].
     ///
     /// Going from c to d cores is worth it with a speed-up of at least 1 + worth * (d / c - 1). With worth 1, the time
     /// would have to be inversely proportional to the number of cores.
@@ -105,8 +105,8 @@ struct core_search_options {
     std::size_t most_rounds = 41; ///< Maximum number of rounds.
     /// Core counts after which one more core adds a NUMA node or last-level cache, in ascending order; may be empty.
     ///
-    /// If more cores gain too little, the search still tries b + n / 2 and b + n cores, for the next boundary b and the
-    /// current count n.
+    /// If more cores than the current n gain too little, the search still tries n / 2 and n cores beyond the next
+    /// boundary.
     std::vector<unsigned> boundaries = {};
 };
 
@@ -189,9 +189,9 @@ struct tuning_key {
     friend bool operator==(tuning_key const&, tuning_key const&) = default;
 };
 
-/// Returns the key of a tuning in which every rank of the request steps shards of these types on its own cores.
+/// Returns the key for a tuning in which each rank of the request updates shards of this format on its own cores.
 ///
-/// The key does not contain the request's size, which tuning measures.
+/// The key does not contain the request's number of cores, which tuning finds.
 [[nodiscard]] tuning_key tuning_key_of(machine const& host, core_request const& request, shard_format const& format,
                                        isa tier = isa::automatic);
 
@@ -209,8 +209,8 @@ struct tuned_cores {
     tuning_key key;                ///< Machine and work.
     unsigned cores = 0;            ///< Cores of each rank for the optimizer.
     unsigned available_cores = 0;  ///< All cores of a rank.
-    double cpuadam_cores_perc = 1; ///< The optimizer's cores as a share, for configurations.
-    bool finished = false;         ///< False if time ran out before more cores were known to gain too little.
+    double cpuadam_cores_perc = 1; ///< The optimizer's share of all cores, 0 to 1, for configurations.
+    bool finished = false;         ///< False if time ran out while more cores could still gain.
     std::size_t elements = 0;      ///< Elements of each rank in the timed steps.
     double step_s = 0;             ///< Step time of all ranks together on these cores, with these settings.
     std::vector<core_time> curve;  ///< Measured times with the default settings, by count.
@@ -242,8 +242,8 @@ struct core_tuning_options {
     double deadline_s = 60;
     /// Number of elements of each rank's arrays.
     ///
-    /// 0: the arrays of all ranks together take eight times the size of the machine's L3 caches plus 32 MiB, because a
-    /// model never fits in cache, or an eighth of the available memory if that is less.
+    /// 0: the arrays of all ranks together take 8 * (L3 caches + 32 MiB), as models do not fit into caches, or an
+    /// eighth of the available memory if that is less.
     std::size_t elements = 0;
     isa tier = isa::automatic;       ///< Instruction set of the steps.
     core_search_options search = {}; ///< Options of the search. Its boundaries come from the machine.

@@ -47,10 +47,9 @@ struct zenflow_options {
     selection_scope scope = selection_scope::each_param; ///< which columns compete with each other
     /// The first step of a window selects again if at least this many steps were taken since the last selection.
     std::size_t select_interval = 16;
-    /// Steps in a window. Absent: after each step, two numbers are compared: the squared norm of the deferred sums, and
-    /// the squared norms of the selected columns' gradients, summed over the window's steps. The window ends if the
-    /// first is positive and at least auto_ratio times the second, or after max_deferred steps. Vectors count in
-    /// neither norm.
+    /// Steps in a window. Absent: the window ends after max_deferred steps, or once D > 0 and D >= auto_ratio * S. D is
+    /// the squared norm of the deferred sums. S adds up, over the window's steps, the squared norms of the selected
+    /// columns' gradients. Vectors count in neither.
     std::optional<std::size_t> update_interval = 4;
     /// If update_interval is absent: how much the deferred gradients must outweigh the applied ones. Differs from
     /// DeepSpeed's auto_ratio, which is a share of matrices.
@@ -93,8 +92,8 @@ struct zenflow_position {
 [[nodiscard]] bool is_in_warm_up(zenflow_options const& options, zenflow_position const& position) noexcept;
 /// Whether the next step selects columns. Pure.
 [[nodiscard]] bool selects_next(zenflow_options const& options, zenflow_position const& position) noexcept;
-/// Whether the window ends with the last step that `position` counts. deferred_squares: squared norm of the deferred
-/// gradients, for an absent update_interval. Pure.
+/// Whether the last step, which `position` already counts, ends the window. deferred_squares: squared norm of the
+/// deferred gradients, for an absent update_interval. Pure.
 [[nodiscard]] bool ends_window(zenflow_options const& options, zenflow_position const& position,
                                double deferred_squares) noexcept;
 
@@ -199,15 +198,15 @@ struct zenflow_param {
 /// With topk_ratio 1, or with update_interval 1 and no overlap, the result has the same bits as that of class optimizer
 /// over the same arrays.
 ///
-/// A skipped step changes nothing but a dynamic loss scale, and the schedule does not move. A deferred sum may overflow
-/// although every gradient was finite. nonfinite_policy::skip then drops the deferred update, zero counts the
-/// non-finite elements of the sum as zeros, and apply uses them.
+/// A skipped step changes nothing but a dynamic loss scale, and does not count towards update_interval and
+/// select_interval. A deferred sum may overflow although every gradient was finite. Then nonfinite_policy::skip drops
+/// the deferred update, `zero` counts the sum's non-finite elements as 0, and `apply` uses them.
 ///
 /// keep_last_step and weights_ready are refused; speculate, journal_budget_bytes and device_records have no effect.
 ///
 /// Thread safety: one call at a time. Gradients must not change during step(). Background work touches state and
-/// weight_out of deferred columns, never weights. The caller's floating-point mode and traps have no effect and do not
-/// change.
+/// weight_out of deferred columns, never the arrays `weights`. The caller's floating-point mode and traps have no
+/// effect and do not change.
 ///
 /// Errors: if a call throws, the optimizer is unchanged unless the function says otherwise. After step() throws, no
 /// copy between the caller's arrays and a device is in progress any more, unless the device does not answer. In a
@@ -243,6 +242,7 @@ public:
     /// Number of params.
     [[nodiscard]] std::size_t params() const noexcept;
     /// Name of a param.
+    /// @throws invalid_argument for an unknown number
     [[nodiscard]] std::string const& name(shard_id param) const;
     /// Uses another gradient buffer; see optimizer::set_gradient(). With a device only the shard's own array is
     /// possible.
@@ -251,7 +251,7 @@ public:
     /// Bytes of the deferred sums that prepare() allocates: a float for each element of a matrix, two with overlap. Not
     /// included are some bytes for each column and, once columns are selected, the memory for their gradients.
     [[nodiscard]] std::size_t memory_bytes() const noexcept;
-    /// Allocates what steps need; otherwise the first step does.
+    /// Allocates what steps need. If you do not call it, the first step allocates.
     /// @throws invalid_argument for arrays that overlap, and the errors of the class `buffer`
     void prepare();
 
@@ -266,7 +266,7 @@ public:
     /// Opens a step; see optimizer::begin_step(). Without a device, submit() only notes that the gradient is ready.
     /// finish() may throw what options.reduce or reduce_columns throws, or unavailable if the device lacks memory for a
     /// selection. The step then stays open, and abandon() discards it without changing anything.
-    /// @throws invalid_argument  in the calls below if no step is open, in submit() and skip() for a param that was
+    /// @throws invalid_argument in the calls below if no step is open, in submit() and skip() for a param that was
     /// already submitted or skipped, and in finish() for a param that was neither
     void begin_step(step_values const& values = {});
     /// See optimizer::submit().
@@ -299,8 +299,8 @@ public:
     ///
     /// If the device fails or stops answering, finish() throws device_error and the step is rolled back by records on
     /// the device: state, sums and schedule are as before. (Weights of columns that were being selected may already be
-    /// the new ones.) If only the publication of weights failed, the step is complete. The error says so, and the
-    /// next call publishes them first. If the device does not come back, the error asks for a load().
+    /// the new ones.) If only the publication of weights failed, the step is complete. The error says so, and the next
+    /// call publishes them first. If the device does not answer again, the error says that you must call load().
     ///
     /// @throws invalid_argument if a param has no device arrays, if changes are tracked and a param's device weights
     /// are its weights in host memory, or if the device has params of another optimizer; unavailable and device_error
@@ -320,9 +320,11 @@ public:
     [[nodiscard]] zenflow_position const& position() const noexcept;
     /// Loss scale to use for the next backward pass.
     [[nodiscard]] double loss_scale() const noexcept;
-    /// Whether each column of a matrix is selected. Valid until the next call.
+    /// Whether each column of a matrix is selected. Valid until a call that is not const.
+    /// @throws invalid_argument for an unknown number
     [[nodiscard]] std::vector<std::uint8_t> const& selected(shard_id param) const;
-    /// Update counts: one for each column, or one for a vector.
+    /// Update counts: one for each column, or one for a vector. Valid as long as selected().
+    /// @throws invalid_argument for an unknown number
     [[nodiscard]] std::vector<std::uint64_t> const& updates(shard_id param) const;
     /// The executor.
     [[nodiscard]] executor const& cpu() const noexcept;
