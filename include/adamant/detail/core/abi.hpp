@@ -109,3 +109,7 @@
 // For small functions of types whose name does not depend on the flags. Always inlined, they leave the linker no copy
 // to choose from.
 #define ADAMANT_ALWAYS_INLINE [[gnu::always_inline]] inline
+
+// For internal functions that run when a program starts: optimized for size, they compile faster. Not for public ones:
+// the code around a call counts as cold as well.
+#define ADAMANT_COLD [[gnu::cold]]

@@ -31,7 +31,7 @@ ADAMANT_DECL void unmap::operator()(std::byte* data) const noexcept
 
 // Maps memory between two inaccessible guard pages. bytes and alignment are multiples of the page size. Throws
 // unavailable if the system refuses.
-inline unique_mapping map_pages(std::size_t bytes, std::size_t alignment)
+ADAMANT_COLD inline unique_mapping map_pages(std::size_t bytes, std::size_t alignment)
 {
     auto const refused = [&] {
         int const error = errno; // the calls below may change it
@@ -114,7 +114,7 @@ ADAMANT_DECL void memory_block::miss(bool required, std::string const& reason)
     report_.notes += (report_.notes.empty() ? "" : "; ") + reason;
 }
 
-ADAMANT_DECL node_set memory_block::usable_nodes(memory_options const& options)
+ADAMANT_COLD ADAMANT_DECL node_set memory_block::usable_nodes(memory_options const& options)
 {
     if (options.nodes.empty())
         return {};
@@ -141,7 +141,7 @@ ADAMANT_DECL node_set memory_block::usable_nodes(memory_options const& options)
 #endif
 }
 
-ADAMANT_DECL void memory_block::map_hugetlb(memory_options const& options, std::string const& root)
+ADAMANT_COLD ADAMANT_DECL void memory_block::map_hugetlb(memory_options const& options, std::string const& root)
 {
     using namespace detail;
     bool const giant = options.pages == page_kind::hugetlb_1g;
@@ -180,7 +180,7 @@ ADAMANT_DECL void memory_block::map_hugetlb(memory_options const& options, std::
                                      (giant ? ", soon after booting, before memory is fragmented" : ""));
 }
 
-ADAMANT_DECL void memory_block::map_plain(memory_options const& options, std::string const& root)
+ADAMANT_COLD ADAMANT_DECL void memory_block::map_plain(memory_options const& options, std::string const& root)
 {
     bool const huge = options.pages != page_kind::normal;
     std::size_t const page = detail::page_bytes(page_kind::normal);
@@ -256,7 +256,7 @@ ADAMANT_DECL void memory_block::bind(node_set const& nodes, memory_options const
         miss(false, detail::text_of({"of ", these, " the kernel uses only ", to_list(report_.nodes)}));
 }
 
-ADAMANT_DECL std::string memory_block::set_policy(node_set const& nodes, bool strict)
+ADAMANT_COLD ADAMANT_DECL std::string memory_block::set_policy(node_set const& nodes, bool strict)
 {
     // Strict: MPOL_BIND. Otherwise MPOL_PREFERRED_MANY, or MPOL_PREFERRED on older kernels.
     int const flags = HWLOC_MEMBIND_BYNODESET | (strict ? HWLOC_MEMBIND_STRICT : 0);

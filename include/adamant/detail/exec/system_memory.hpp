@@ -66,7 +66,8 @@ inline void keep_least(memory_limit& least, std::size_t bytes, std::string const
 }
 
 // Lowers `least` to what one cgroup leaves of the resource: "memory" or "hugetlb.2MB".
-inline void keep_least_of_cgroup(memory_limit& least, cgroup_folder const& cgroup, std::string_view resource)
+ADAMANT_COLD inline void keep_least_of_cgroup(memory_limit& least, cgroup_folder const& cgroup,
+                                              std::string_view resource)
 {
     std::string const file = text_of({cgroup.path, "/", resource});
     std::string const stat = read_file(file + ".stat");

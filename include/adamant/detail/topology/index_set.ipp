@@ -167,7 +167,7 @@ ADAMANT_DECL text_scanner::text_scanner(std::string_view text, char const* expec
 {
 }
 
-ADAMANT_DECL void text_scanner::fail(std::string const& problem) const
+ADAMANT_COLD ADAMANT_DECL void text_scanner::fail(std::string const& problem) const
 {
     fail(problem, position_);
 }
@@ -213,7 +213,7 @@ ADAMANT_DECL void text_scanner::skip_spaces() noexcept
         ++position_;
 }
 
-ADAMANT_DECL unsigned text_scanner::index()
+ADAMANT_COLD ADAMANT_DECL unsigned text_scanner::index()
 {
     std::size_t const begin = position_;
     unsigned value = 0;
@@ -228,7 +228,7 @@ ADAMANT_DECL unsigned text_scanner::index()
     return value;
 }
 
-ADAMANT_DECL index_set text_scanner::list()
+ADAMANT_COLD ADAMANT_DECL index_set text_scanner::list()
 {
     index_set set;
     do {
@@ -253,7 +253,7 @@ ADAMANT_DECL index_set text_scanner::list()
     return set;
 }
 
-ADAMANT_DECL index_set text_scanner::mask()
+ADAMANT_COLD ADAMANT_DECL index_set text_scanner::mask()
 {
     std::vector<unsigned> digits;
     std::size_t const first = position_;
