@@ -66,8 +66,8 @@ inline constexpr std::size_t max_min_slice_elems = 16384;
 /// Divides n elements among up to `threads` threads.
 ///
 /// - Each thread gets at least min_slice_elems elements; min_slice_elems is at least 1.
-/// - Each thread gets at least about sixteen chunks, unless they would have fewer than `smallest` elements, so that
-///   others can steal from a thread that is delayed.
+/// - Each thread gets at least about sixteen chunks, so that others can steal from a delayed thread, unless chunks
+///   would have fewer than `smallest` elements.
 /// - All threads get the same number of chunks, because a thread with one more would finish later.
 /// - Chunks have at most max(max_chunk_elems, smallest) elements.
 /// - Chunks have at least about `smallest` elements, so that taking one costs at most a hundredth of the work on it.
@@ -98,7 +98,7 @@ struct executor_options {
     /// within this rank's part of the CPU quota. 1: the calling thread, or a bound thread if `pus` or a binding is
     /// given. If there are more threads than PUs, threads share PUs.
     unsigned threads = 0;
-    pu_set pus = {};                   ///< see team_options; empty: this process's PUs, first one of each core
+    pu_set pus = {};                   ///< see team_options; empty: this process's PUs, one of each core first
     binding bind = binding::automatic; ///< whether the threads must be bound
     /// Minimum number of elements for each thread in a float32 step. With less work, fewer threads are used. Work that
     /// moves fewer bytes per element needs more elements. 0: the executor chooses. For two threads it

@@ -79,8 +79,9 @@ using shard_dtypes = std::array<dtype, shard_arrays>;
     return types[shard_array::param] == dtype::float32 &&
            (types[shard_array::weight_out] == dtype::bfloat16 || types[shard_array::weight_out] == dtype::float16);
 }
-/// The array that is compared with its old values to find changed weights: float32 params, rounded, or else the
-/// weights. Params are still in a cache when a step ends; a weight_out that was written past the caches is not.
+/// The array that is compared with its old values to find changed weights: float32 params (rounded as weight_out is),
+/// else the weights. Params are still in a cache when a step ends; a weight_out that was written past the caches is
+/// not.
 [[nodiscard]] constexpr shard_array::index compared_array(shard_dtypes const& types) noexcept
 {
     return types[shard_array::param] == dtype::float32 ? shard_array::param : published_array(types);

@@ -53,10 +53,10 @@ struct shard_to_add {
 ///
 /// Initialize weight_out with the rounded params: a rollback recomputes it from param.
 ///
-/// The calling thread does the work of step(), and of the calls from begin_step() to finish(), if there are few
-/// elements; without a team in the executor, it does that of step() for any number. The team does all other work, and
-/// always that of step_async() and of steps with a device. If the executor has no team where one is needed, the
-/// optimizer creates a single unbound worker thread.
+/// The team of the executor does the work of step_async() and of steps with a device. Without a device, the calling
+/// thread does the work of step() and of the calls from begin_step() to finish() if there are few elements, and of
+/// step() with any number if the executor has no team. The team does the rest. If one is needed and the executor has
+/// none, the optimizer creates a single unbound worker thread.
 ///
 /// Thread safety: call submit(), skip() and set_gradient() from any thread except the team's, also concurrently; call
 /// everything else, except cpu_blocks_done(), from one thread at a time. Gradients must not change between submit() and
@@ -132,8 +132,8 @@ public:
     /// Bytes that prepare(with_journal) allocates, accurate to a few KiB. The journal holds the records from which a
     /// step is rolled back.
     [[nodiscard]] std::size_t memory_bytes(bool with_journal = true) const;
-    /// Allocates what steps need. If you do not call it, the first step allocates. Later steps allocate only small
-    /// objects with a device, and once when step_values::shard_steps is first used. with_journal: also allocates the
+    /// Allocates what steps need. If you do not call it, the first step allocates. Later steps allocate only when
+    /// step_values::shard_steps is first used, and small objects for a device. with_journal: also allocates the
     /// journal, which begin_step() needs.
     /// @throws invalid_argument for arrays that overlap, and the errors of the class `buffer`
     void prepare(bool with_journal = true);
@@ -207,7 +207,7 @@ public:
     optimizer_report step_gradients(std::span<void const* const> gradients, step_values const& values = {});
 
     /// Opens a step. The first call allocates, unless prepare() was called.
-    /// @throws invalid_argument for invalid values and if a step is open; what prepare() throws. No step is then open
+    /// @throws invalid_argument for invalid values and if a step is open; what prepare() throws. Then opens no step
     void begin_step(step_values const& values = {});
     /// Marks the gradient of the shard as ready. Workers start on it immediately, and the call does not wait for them.
     /// With few elements, the call does the work itself.
@@ -296,8 +296,8 @@ public:
     void update_host_arrays();
     /// Loads a state: step count, loss scale, hyperparameters (matched by group name) and arrays (matched by parameter
     /// name), for any shard boundaries; computes weight_out from param. Other entries are ignored, accumulated
-    /// gradients are discarded. Makes the last step final. The state's arrays may be this optimizer's own, each at its
-    /// own position. If positions differ, pass a copy.
+    /// gradients are discarded. Makes the last step final. The state's arrays may be this optimizer's own if their
+    /// positions are the same; otherwise pass a copy.
     ///
     /// @throws invalid_argument if something is missing or does not fit, with nothing changed; device_error, corrupted
     /// or unavailable if the device or the file fails later: params and moments are then inconsistent, and every step

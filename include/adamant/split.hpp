@@ -24,7 +24,7 @@ ADAMANT_BEGIN_NAMESPACE
 /// How shards may be divided.
 enum class split_unit : std::uint8_t {
     element,   ///< divides one shard, at a multiple of norm_block_elems: half of that is the largest error
-    shard,     ///< whole shards only, see placement::nearest; of shards of the same size, the order decides
+    shard,     ///< whole shards only, see placement::nearest; the order decides among equal sizes
     deepspeed, ///< whole shards by DeepSpeed's rule: the first int((1 - ratio) * n) of n shards go to the device
 };
 

@@ -105,8 +105,8 @@ struct core_search_options {
     std::size_t most_rounds = 41; ///< Maximum number of rounds.
     /// Core counts after which one more core adds a NUMA node or last-level cache, in ascending order; may be empty.
     ///
-    /// If more cores than the current n gain too little, the search still tries n / 2 and n cores beyond the next
-    /// boundary.
+    /// If more cores than the current n gain too little, the search still tries b + n / 2 and b + n, where b is the
+    /// next boundary.
     std::vector<unsigned> boundaries = {};
 };
 

@@ -62,8 +62,8 @@ struct zenflow_options {
     bool overlap = true;
     /// For matrices whose rows are sharded over ranks: replaces each number by its sum or maximum over all ranks, as
     /// MPI_Allreduce(MPI_IN_PLACE, numbers.data(), numbers.size(), MPI_INT64_T, MPI_SUM or MPI_MAX, comm) does. Called
-    /// twice in a step that selects. Every rank adds the same params in the same order; a rank that has no rows of a
-    /// matrix adds a shard without elements for it. May throw; then the step has changed nothing.
+    /// twice in a step that selects. Every rank has the same params in the same order; a rank without rows of a matrix
+    /// has a shard without elements for it. May throw; then the step has changed nothing.
     std::function<void(std::span<std::int64_t> numbers, column_reduction how)> reduce_columns = {};
 };
 
@@ -300,7 +300,7 @@ public:
     /// If the device fails or stops answering, finish() throws device_error and the step is rolled back by records on
     /// the device: state, sums and schedule are as before. (Weights of columns that were being selected may already be
     /// the new ones.) If only the publication of weights failed, the step is complete. The error says so, and the next
-    /// call publishes them first. If the device does not answer again, the error says that you must call load().
+    /// call publishes them first. If the device does not recover, the error says that you must call load().
     ///
     /// @throws invalid_argument if a param has no device arrays, if changes are tracked and a param's device weights
     /// are its weights in host memory, or if the device has params of another optimizer; unavailable and device_error

@@ -9,8 +9,8 @@
 ADAMANT_BEGIN_NAMESPACE
 namespace detail {
 
-// Declare it first in a function that is compiled for AVX and uses vectors, if its caller, or a function that it calls
-// later, is not compiled for AVX. No vector may be live where the scope ends: GCC before 12 does not save it.
+// Declare it first in a function that is compiled for AVX, uses vectors, and returns to code that is not. No vector may
+// be live where the scope ends: GCC before 12 does not save it.
 struct vzeroupper_scope {
 #if defined(__x86_64__) && !defined(ADAMANT_EMULATED_AVX512)
     [[gnu::target("avx"), gnu::always_inline]] ~vzeroupper_scope()
