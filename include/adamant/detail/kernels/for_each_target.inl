@@ -5,7 +5,8 @@
 //
 // Rules for code inside a region: include every header before the region opens; use no standard algorithms, containers
 // or lambdas; pass only pointers, sizes and plain structs into and out of it. A function that breaks these rules is
-// compiled for AVX-512 and may be linked into the rest of the program.
+// compiled for AVX-512 and may be linked into the rest of the program. A function that uses vectors and is called from
+// outside begins with a detail::vzeroupper_scope.
 
 #if !defined(__clang__)
 // GCC 12 warns about its own AVX-512 intrinsics, which start from a deliberately undefined register.
