@@ -129,6 +129,11 @@ def script(path, *arguments, **environment):
     return Process(_SCRIPT, path, *arguments, **environment)
 
 
+def run_script(path, *arguments, **more):
+    """Runs a script in a new process, as run() does code."""
+    return run(_SCRIPT, path, *arguments, **more)
+
+
 def words(code, *arguments, **environment):
     """The words that code prints in a new process, which must succeed."""
     done = run(code, *arguments, **environment)

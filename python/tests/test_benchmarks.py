@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from processes import script
+from processes import run_script
 
 pytest.importorskip("torch")
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
@@ -23,8 +23,8 @@ def test_engines_benchmark_runs(tmp_path):
     def rows_of(part):
         """The rows of a part, in a process that has imported torch."""
         path = tmp_path / f"{part}.json"
-        process = script(BENCHMARKS / "engines.py", *arguments, "--parts", part, "--child-out", path, OMP_NUM_THREADS="1")
-        assert process.poll(600) == 0, process.stderr
+        done = run_script(BENCHMARKS / "engines.py", *arguments, "--parts", part, "--child-out", path, OMP_NUM_THREADS="1")
+        assert done.returncode == 0, done.stderr
         return json.loads(path.read_text())["rows"]
 
     names = [row["name"] for part in ("torch", "overhead", "overlap") for row in rows_of(part)]
@@ -36,9 +36,9 @@ def test_engines_benchmark_runs(tmp_path):
 
 
 def test_changed_weights_benchmark_runs():
-    process = script(BENCHMARKS / "training" / "changed_weights.py", "--quick")
-    assert process.poll(600) == 0, process.stderr  # the methods find the same weights
-    out = process.stdout
+    done = run_script(BENCHMARKS / "training" / "changed_weights.py", "--quick")
+    assert done.returncode == 0, done.stderr  # the methods find the same weights
+    out = done.stdout
     shares = [[float(share) for share in line.split(" | ")[1:]] for line in out.replace(" |\n", "\n").splitlines()
               if line.startswith(("| bf16", "| fp16", "| split"))]
     assert len(shares) == 5 and all(row == sorted(row) and 0 < row[0] < 5 and 50 < row[-1] <= 100 for row in shares)

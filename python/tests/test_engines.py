@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 import deepspeed_suite
-from processes import Process, script
+from processes import Process, run_script, script
 
 examples = Path(__file__).parents[2] / "examples"
 
@@ -37,9 +37,7 @@ def run(*command, env=os.environ):
 
 def run_with_torch(name, *arguments, **environment):
     """Runs an example that imports torch, without the time that importing takes."""
-    process = script(examples / name, *arguments, OMP_NUM_THREADS="1", **environment)
-    assert process.poll(600) is not None, "the example does not end"
-    return output(process)
+    return output(run_script(examples / name, *arguments, OMP_NUM_THREADS="1", **environment))
 
 
 def ranks(count, name, *arguments, **more):

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Every combination of element types, against the scalar reference implementation, bit for bit: on the tier that
 // ADAMANT_ISA names, or on all that this CPU has. What takes most of the time, the reference, is then computed once.
+#include <algorithm>
 #include <cfenv>
 #include <numeric>
 
@@ -862,7 +863,7 @@ TEST_CASE("conversions of the kernels: floats around every number and every tie 
 #if defined(__x86_64__) && !defined(ADAMANT_EMULATED_AVX512)
 namespace {
 
-// Calls a function with the upper bits of all vector registers clear. Whether it has left one of them set.
+// Clears the upper bits of all vector registers and calls a function. Returns whether it leaves any of them set.
 template <class Call>
 bool leaves_upper_bits(Call const& call)
 {
@@ -884,7 +885,7 @@ bool leaves_upper_bits(Call const& call)
 
 } // namespace
 
-// Otherwise all SSE code of the program is slow until something clears them.
+// While they are set, SSE code is slow.
 TEST_CASE("kernels clear the upper bits of vector registers")
 {
     constexpr std::size_t n = 1200;

@@ -110,6 +110,6 @@
 // to choose from.
 #define ADAMANT_ALWAYS_INLINE [[gnu::always_inline]] inline
 
-// For internal functions that run when a program starts: optimized for size, they compile faster. Not for public ones:
-// the code around a call counts as cold as well.
+// For internal functions of set-up: optimized for size, they compile faster. Not for public functions, because
+// compilers would treat the caller's code around a call as cold, too.
 #define ADAMANT_COLD [[gnu::cold]]

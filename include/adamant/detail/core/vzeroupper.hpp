@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // VZEROUPPER at the end of functions that use AVX. While the upper bits of vector registers are in use, SSE code (all
 // code that is not compiled for AVX) can be many times slower on Intel CPUs. Clang clears them at every optimization
-// level, GCC only from -O2 on: below that, a step compiled at -Og took four times as long.
+// level, GCC only from -O2 on. Before this, a step compiled by GCC at -Og took four times as long.
 #pragma once
 
 #include <adamant/detail/core/abi.hpp>
