@@ -116,7 +116,7 @@ private:
     void set_size(std::size_t bytes);
 
     // Handles a request that cannot be met: throws if it was required, otherwise adds a note to the report.
-    void miss(bool required, std::string const& reason);
+    void miss(bool required, std::initializer_list<detail::text_part> reason);
 
     // The requested nodes that this process may use.
     node_set usable_nodes(memory_options const& options);

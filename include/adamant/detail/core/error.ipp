@@ -31,11 +31,16 @@ ADAMANT_DECL void text_part::append_to(std::string& text) const
     text.append(digits);
 }
 
+inline void append_all(std::string& text, std::initializer_list<text_part> parts)
+{
+    for (text_part const& part : parts)
+        part.append_to(text);
+}
+
 ADAMANT_DECL std::string text_of(std::initializer_list<text_part> parts)
 {
     std::string text;
-    for (text_part const& part : parts)
-        part.append_to(text);
+    append_all(text, parts);
     return text;
 }
 
@@ -44,17 +49,24 @@ ADAMANT_DECL std::string counted(std::uint64_t number, std::string_view noun)
     return text_of({number, " ", noun, number == 1 ? "" : "s"});
 }
 
+// Returns the message of an error.
+inline std::string message_of(std::initializer_list<text_part> parts)
+{
+    std::string text = "adamant: ";
+    append_all(text, parts);
+    return text;
+}
 ADAMANT_DECL void throw_invalid_argument(std::initializer_list<text_part> parts)
 {
-    throw invalid_argument("adamant: " + text_of(parts));
+    throw invalid_argument(message_of(parts));
 }
 ADAMANT_DECL void throw_unavailable(std::initializer_list<text_part> parts)
 {
-    throw unavailable("adamant: " + text_of(parts));
+    throw unavailable(message_of(parts));
 }
 ADAMANT_DECL void throw_device_error(std::initializer_list<text_part> parts)
 {
-    throw device_error("adamant: " + text_of(parts));
+    throw device_error(message_of(parts));
 }
 [[noreturn]] ADAMANT_DECL void rethrow_as_device_error(std::string const& consequence)
 {
@@ -66,7 +78,7 @@ ADAMANT_DECL void throw_device_error(std::initializer_list<text_part> parts)
 }
 ADAMANT_DECL void throw_corrupted(std::initializer_list<text_part> parts)
 {
-    throw corrupted("adamant: " + text_of(parts));
+    throw corrupted(message_of(parts));
 }
 
 } // namespace detail

@@ -43,7 +43,7 @@ ADAMANT_DECL std::string available_isas()
     std::string list;
     for (isa const tier : all_isas)
         if (is_available(tier))
-            (list += list.empty() ? "" : ", ") += name(tier);
+            list.append(list.empty() ? "" : ", ").append(name(tier));
     return list;
 }
 

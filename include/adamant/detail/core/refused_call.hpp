@@ -7,7 +7,7 @@
 #include <string>
 #include <string_view>
 
-#include <adamant/detail/core/abi.hpp>
+#include <adamant/error.hpp>
 
 ADAMANT_BEGIN_NAMESPACE
 namespace detail {
@@ -33,11 +33,7 @@ inline std::string advice_on_numa_call(int error, std::string_view default_advic
 // Returns for example "mmap: Cannot allocate memory; see ulimit -v". advice may be empty.
 inline std::string refused_text(std::string_view call, int error, std::string_view advice)
 {
-    std::string text(call);
-    text.append(": ").append(std::strerror(error));
-    if (!advice.empty())
-        text.append("; ").append(advice);
-    return text;
+    return text_of({call, ": ", std::strerror(error), advice.empty() ? "" : "; ", advice});
 }
 
 } // namespace detail

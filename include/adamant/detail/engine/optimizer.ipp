@@ -313,9 +313,8 @@ ADAMANT_DECL void optimizer::abandon()
             {"cannot abandon the step: it needs no norm, so the submitted shards are stepped already, and ",
              core_->session.unrecorded_blocks(),
              " of their blocks have no record to roll back from. Call finish(), or set keep_last_step in the options",
-             core_->options.keep_last_step ? " and journal_budget_bytes to " + core_->longest_journal_text()
-                                           : std::string(),
-             "."});
+             core_->options.keep_last_step ? " and journal_budget_bytes to " : "",
+             core_->options.keep_last_step ? core_->longest_journal_text() : "", "."});
     core_->session.roll_back_open_step();
 }
 ADAMANT_DECL void optimizer::rollback()

@@ -103,31 +103,24 @@ ADAMANT_DECL std::uint32_t executor::prefetch_bytes() const noexcept
 
 ADAMANT_DECL void executor::check_agrees(adamant::team const& team, executor_options const& options)
 {
-    auto const binding_text = [](pu_set const& pus) {
-        return pus.empty() ? std::string("unbound threads") : "threads bound to PUs " + to_list(pus);
+    auto const refuse = [](std::initializer_list<detail::text_part> requested,
+                           std::initializer_list<detail::text_part> actual) {
+        detail::throw_invalid_argument({"cannot create an executor with ", detail::text_of(requested),
+                                        ": the team has ", detail::text_of(actual),
+                                        ". Omit that option, or create a team that has it."});
     };
-    std::string requested;
-    std::string actual;
-    if (options.threads != 0 && options.threads != team.size()) {
-        requested = std::to_string(options.threads) + " threads";
-        actual = std::to_string(team.size());
-    } else if (!options.pus.empty() && options.pus != team.options().pus) {
-        requested = "PUs " + to_list(options.pus);
-        actual = team.options().pus.empty() ? "no PUs" : "PUs " + to_list(team.options().pus);
-    } else if (options.bind == binding::required && !team.bound()) {
-        requested = "binding::required";
-        actual = binding_text({});
-    } else if (options.bind == binding::if_possible && team.options().bind == binding::none) {
-        requested = "binding::if_possible";
-        actual = binding_text({});
-    } else if (options.bind == binding::none && team.options().bind != binding::none) {
-        requested = "binding::none";
-        actual = binding_text(team.bound_to());
-    } else {
-        return;
-    }
-    detail::throw_invalid_argument({"cannot create an executor with ", requested, ": the team has ", actual,
-                                    ". Omit that option, or create a team that has it."});
+    if (options.threads != 0 && options.threads != team.size())
+        refuse({options.threads, " threads"}, {team.size()});
+    if (!options.pus.empty() && options.pus != team.options().pus)
+        refuse({"PUs ", to_list(options.pus)},
+               {team.options().pus.empty() ? "no PUs" : "PUs ", to_list(team.options().pus)});
+    if (options.bind == binding::required && !team.bound())
+        refuse({"binding::required"}, {"unbound threads"});
+    if (options.bind == binding::if_possible && team.options().bind == binding::none)
+        refuse({"binding::if_possible"}, {"unbound threads"});
+    if (options.bind == binding::none && team.options().bind != binding::none)
+        refuse({"binding::none"},
+               {team.bound_to().empty() ? "unbound threads" : "threads bound to PUs ", to_list(team.bound_to())});
 }
 
 ADAMANT_DECL bool executor::works_itself(std::size_t n, std::size_t elem_bytes) const noexcept

@@ -33,15 +33,15 @@ ADAMANT_DECL void unmap::operator()(std::byte* data) const noexcept
 // unavailable if the system refuses.
 ADAMANT_COLD inline unique_mapping map_pages(std::size_t bytes, std::size_t alignment)
 {
-    auto const refused = [&] {
+    auto const refuse = [&] {
         int const error = errno; // the calls below may change it
-        return unavailable("adamant: cannot map " + bytes_text(bytes) + ": " + std::strerror(error) + "; " +
-                           advice_on(error, "see ulimit -v, vm.overcommit_memory and vm.max_map_count"));
+        throw_unavailable({"cannot map ", bytes_text(bytes), ": ", std::strerror(error), "; ",
+                           advice_on(error, "see ulimit -v, vm.overcommit_memory and vm.max_map_count")});
     };
     std::size_t const page = page_bytes(page_kind::normal);
     void* const address = ::mmap(nullptr, bytes + alignment + page, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (address == MAP_FAILED)
-        throw refused();
+        refuse();
     auto* const begin = static_cast<std::byte*>(address);
     auto const after_guard = reinterpret_cast<std::uintptr_t>(begin + page);
     std::size_t const before = round_up(after_guard, alignment) - after_guard;
@@ -51,7 +51,7 @@ ADAMANT_COLD inline unique_mapping map_pages(std::size_t bytes, std::size_t alig
     if (before + page != alignment)
         ::munmap(mapping.get() + bytes + page, alignment - before - page);
     if (::mprotect(mapping.get(), bytes, PROT_READ | PROT_WRITE) != 0)
-        throw refused();
+        refuse();
     return mapping;
 }
 
@@ -107,11 +107,11 @@ ADAMANT_DECL void memory_block::touch(std::size_t begin, std::size_t end) noexce
         *const_cast<std::byte volatile*>(data() + offset) = std::byte{0};
 }
 
-ADAMANT_DECL void memory_block::miss(bool required, std::string const& reason)
+ADAMANT_DECL void memory_block::miss(bool required, std::initializer_list<detail::text_part> reason)
 {
     if (required)
-        detail::throw_unavailable({reason});
-    report_.notes += (report_.notes.empty() ? "" : "; ") + reason;
+        detail::throw_unavailable(reason);
+    report_.notes = detail::text_of({report_.notes, report_.notes.empty() ? "" : "; ", detail::text_of(reason)});
 }
 
 ADAMANT_COLD ADAMANT_DECL node_set memory_block::usable_nodes(memory_options const& options)
@@ -120,7 +120,7 @@ ADAMANT_COLD ADAMANT_DECL node_set memory_block::usable_nodes(memory_options con
         return {};
     std::string const asked = detail::text_of({"the NUMA nodes ", to_list(options.nodes), " were requested, but "});
 #if defined(ADAMANT_NO_HWLOC)
-    miss(options.nodes_required, asked + "this program was compiled without hwloc, which binds memory");
+    miss(options.nodes_required, {asked, "this program was compiled without hwloc, which binds memory"});
     return {};
 #else
     try {
@@ -128,14 +128,14 @@ ADAMANT_COLD ADAMANT_DECL node_set memory_block::usable_nodes(memory_options con
         node_set const present = detail::to_index_set(hwloc_topology_get_topology_nodeset(machine));
         node_set const allowed = present & detail::to_index_set(hwloc_topology_get_allowed_nodeset(machine));
         if (!allowed.includes(options.nodes))
-            miss(options.nodes_required,
-                 detail::text_of({asked, "this machine has nodes ", to_list(present),
-                                  present == allowed ? "" : "; the cgroup (cpuset.mems) allows " + to_list(allowed)}));
+            miss(options.nodes_required, {asked, "this machine has nodes ", to_list(present),
+                                          present == allowed ? "" : "; the cgroup (cpuset.mems) allows ",
+                                          present == allowed ? "" : to_list(allowed)});
         return options.nodes & allowed;
     } catch (unavailable const& error) { // hwloc does not show this machine, for example if HWLOC_SYNTHETIC is set
         if (options.nodes_required)
             throw;
-        miss(false, detail::text_of({asked, "the nodes of this machine are unknown (", error.what(), ")"}));
+        miss(false, {asked, "the nodes of this machine are unknown (", error.what(), ")"});
         return {};
     }
 #endif
@@ -151,7 +151,7 @@ ADAMANT_COLD ADAMANT_DECL void memory_block::map_hugetlb(memory_options const& o
     // Check the cgroup's limit here: a mapping above it would succeed, and its first touch would raise SIGBUS.
     memory_limit const room = cgroup_room(root, giant ? "hugetlb.1GB" : "hugetlb.2MB");
     if (bytes > room.bytes)
-        return miss(options.pages_required, asked + room.source + " leaves " + bytes_text(room.bytes) + "; raise it");
+        return miss(options.pages_required, {asked, room.source, " leaves ", bytes_text(room.bytes), "; raise it"});
     // Without MAP_NORESERVE the pool reserves the pages now, so a shortage fails here.
     int const flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_HUGETLB | (giant ? 30 : 21) << 26;
     void* const address = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, flags, -1, 0);
@@ -162,22 +162,22 @@ ADAMANT_COLD ADAMANT_DECL void memory_block::map_hugetlb(memory_options const& o
     }
     int const error = errno;
     if (std::string const advice = advice_on(error, ""); !advice.empty()) // the pool is not the reason
-        return miss(options.pages_required, asked + refused_text("mmap", error, advice));
+        return miss(options.pages_required, {asked, refused_text("mmap", error, advice)});
     std::string const why = detail::text_of({" (mmap: ", std::strerror(error), ")"});
-    auto const pool = [&](char const* file) { return hugetlb_file(root + "/sys/kernel/mm", options.pages, file); };
+    std::string const folder = text_of({root, "/sys/kernel/mm"});
+    auto const pool = [&](char const* file) { return hugetlb_file(folder, options.pages, file); };
     auto const free = read_number(pool("free_hugepages"));
     if (!free)
-        return miss(options.pages_required,
-                    detail::text_of({asked, "the system has no ", pool("free_hugepages"), why}));
+        return miss(options.pages_required, {asked, "the system has no ", pool("free_hugepages"), why});
     std::size_t const left = *free - std::min(*free, read_number(pool("resv_hugepages")).value_or(0));
     if (error == ENOMEM && left >= pages) // the pool is not the reason
-        return miss(options.pages_required, asked + std::to_string(left) + " are free" + why +
-                                                "; see ulimit -v and vm.max_map_count, and whether the nodes of "
-                                                "cpuset.mems have that many");
+        return miss(options.pages_required,
+                    {asked, left, " are free", why,
+                     "; see ulimit -v and vm.max_map_count, and whether the nodes of cpuset.mems have that many"});
     std::size_t const others = std::max(left, read_number(pool("nr_hugepages")).value_or(0)) - left;
-    miss(options.pages_required, asked + std::to_string(left) + " are free" + why + "; as root, write " +
-                                     std::to_string(others + pages) + " to " + pool("nr_hugepages") +
-                                     (giant ? ", soon after booting, before memory is fragmented" : ""));
+    miss(options.pages_required,
+         {asked, left, " are free", why, "; as root, write ", others + pages, " to ", pool("nr_hugepages"),
+          giant ? ", soon after booting, before memory is fragmented" : ""});
 }
 
 ADAMANT_COLD ADAMANT_DECL void memory_block::map_plain(memory_options const& options, std::string const& root)
@@ -208,7 +208,7 @@ ADAMANT_COLD ADAMANT_DECL void memory_block::map_plain(memory_options const& opt
     else
         return;
     report_.pages = page_kind::normal;
-    miss(options.pages_required, "transparent huge pages were requested, but " + why);
+    miss(options.pages_required, {"transparent huge pages were requested, but ", why});
 }
 
 #if defined(ADAMANT_NO_HWLOC)
@@ -221,7 +221,7 @@ ADAMANT_DECL void memory_block::bind(node_set const&, memory_options const&, std
 ADAMANT_DECL void memory_block::bind(node_set const& nodes, memory_options const& options, std::string const& root)
 {
     using namespace detail;
-    std::string const these = "the NUMA nodes " + to_list(nodes);
+    std::string const these = text_of({"the NUMA nodes ", to_list(nodes)});
     bool strict = true;
     if (is_hugetlb(report_.pages)) {
         // The reservation is with the machine's pool, not with the nodes. Once the nodes' pages are used up, by another
@@ -230,30 +230,30 @@ ADAMANT_DECL void memory_block::bind(node_set const& nodes, memory_options const
         auto const count = [&](std::string const& folder, char const* file) {
             return read_number(hugetlb_file(folder, report_.pages, file)).value_or(0);
         };
-        std::size_t const reserved = count(root + "/sys/kernel/mm", "resv_hugepages"); // includes this block's
+        std::size_t const reserved =
+            count(text_of({root, "/sys/kernel/mm"}), "resv_hugepages"); // includes this block's
         std::size_t free = 0;
         for (unsigned const node : nodes.members())
             free += count(node_folder(root, node), "free_hugepages");
         if (!strict)
-            miss(false, these + " are only preferred, because bound hugetlb pages may end in SIGBUS");
+            miss(false, {these, " are only preferred, because bound hugetlb pages may end in SIGBUS"});
         else if (free < reserved)
-            miss(true, these + " have " + std::to_string(free) + " free huge pages, but " + std::to_string(reserved) +
-                           " are reserved; as root, write more to their nr_hugepages");
+            miss(true, {these, " have ", free, " free huge pages, but ", reserved,
+                        " are reserved; as root, write more to their nr_hugepages"});
     } else if (options.check_available && available_memory(nodes, root).bytes < report_.bytes) {
         strict = false; // with nodes_required, the constructor has checked this before
-        miss(false, these + " are only preferred, because less than requested is free there");
+        miss(false, {these, " are only preferred, because less than requested is free there"});
     }
     for (;; strict = false) {
-        std::string problem = strict ? "binding to " : "preferring ";
-        problem.append(these).append(" failed: ").append(set_policy(nodes, strict));
+        std::string const outcome = set_policy(nodes, strict);
         if (report_.binding == (strict ? memory_binding::bound : memory_binding::preferred))
             break;
-        miss(options.nodes_required, problem);
+        miss(options.nodes_required, {strict ? "binding to " : "preferring ", these, " failed: ", outcome});
         if (!strict)
             return;
     }
     if (report_.nodes != nodes) // some have no memory, or (before Linux 5.15) only one can be preferred
-        miss(false, detail::text_of({"of ", these, " the kernel uses only ", to_list(report_.nodes)}));
+        miss(false, {"of ", these, " the kernel uses only ", to_list(report_.nodes)});
 }
 
 ADAMANT_COLD ADAMANT_DECL std::string memory_block::set_policy(node_set const& nodes, bool strict)
@@ -274,7 +274,7 @@ ADAMANT_COLD ADAMANT_DECL std::string memory_block::set_policy(node_set const& n
     }
     report_.binding = policy->first;
     report_.nodes = policy->second;
-    return "the kernel's policy is " + std::string(name(policy->first));
+    return detail::text_of({"the kernel's policy is ", name(policy->first)});
 }
 
 #endif

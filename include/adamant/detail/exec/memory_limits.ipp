@@ -14,11 +14,11 @@ ADAMANT_BEGIN_NAMESPACE
 ADAMANT_DECL memory_limit available_memory(node_set const& nodes, std::string const& root)
 {
     memory_limit least = detail::cgroup_room(root, "memory");
-    if (auto const machine = detail::read_number(root + "/proc/meminfo", "MemAvailable:"))
+    if (auto const machine = detail::read_number(detail::text_of({root, "/proc/meminfo"}), "MemAvailable:"))
         detail::keep_least(least, *machine, "MemAvailable in /proc/meminfo");
     std::size_t on_nodes = 0;
     for (unsigned const node : nodes.members()) {
-        std::string const meminfo = detail::node_folder(root, node) + "/meminfo";
+        std::string const meminfo = detail::text_of({detail::node_folder(root, node), "/meminfo"});
         auto const free = detail::read_number(meminfo, "MemFree:");
         if (!free)
             return least;
@@ -27,7 +27,7 @@ ADAMANT_DECL memory_limit available_memory(node_set const& nodes, std::string co
             on_nodes += detail::read_number(meminfo, reclaimable).value_or(0);
     }
     if (!nodes.empty())
-        detail::keep_least(least, on_nodes, "meminfo of the NUMA nodes " + to_list(nodes));
+        detail::keep_least(least, on_nodes, detail::text_of({"meminfo of the NUMA nodes ", to_list(nodes)}));
     return least;
 }
 

@@ -62,8 +62,9 @@ inline void measure_nodes(std::uintptr_t begin, std::size_t bytes, memory_placem
             pages[count] = begin + offset + count * step;
         if (::syscall(SYS_move_pages, 0, count, pages.data(), nullptr, nodes.data(), 0) != 0) {
             int const error = errno;
-            placement.notes += (placement.notes.empty() ? "" : "; ") + std::string("the nodes are unknown: ") +
-                               refused_text("move_pages", error, advice_on_numa_call(error, ""));
+            placement.notes =
+                text_of({placement.notes, placement.notes.empty() ? "" : "; ",
+                         "the nodes are unknown: ", refused_text("move_pages", error, advice_on_numa_call(error, ""))});
             return;
         }
         for (std::size_t i = 0; i < count; ++i, offset += step)

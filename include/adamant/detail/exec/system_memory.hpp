@@ -70,7 +70,8 @@ ADAMANT_COLD inline void keep_least_of_cgroup(memory_limit& least, cgroup_folder
                                               std::string_view resource)
 {
     std::string const file = text_of({cgroup.path, "/", resource});
-    std::string const stat = read_file(file + ".stat");
+    auto const named = [&](char const* end) { return text_of({file, end}); };
+    std::string const stat = read_file(named(".stat"));
     // The file cache counts as used but is reclaimable. Without this correction, a process that has read many files
     // would seem to have no memory left.
     std::size_t cache = 0;
@@ -82,19 +83,19 @@ ADAMANT_COLD inline void keep_least_of_cgroup(memory_limit& least, cgroup_folder
             keep_least(least, *limit - std::min(*limit, *used - std::min(*used, cache)), source);
     };
     if (cgroup.v2) { // memory.swap.max limits only swap, which we do not rely on
-        keep(read_number(file + ".max"), file + ".current", file + ".max");
+        keep(read_number(named(".max")), named(".current"), named(".max"));
         return;
     }
-    std::string const used = file + ".usage_in_bytes";
-    keep(read_number(file + ".limit_in_bytes"), used, file + ".limit_in_bytes");
+    std::string const used = named(".usage_in_bytes");
+    keep(read_number(named(".limit_in_bytes")), used, named(".limit_in_bytes"));
     if (resource != "memory")
         return;
     // The least limit of all ancestors, including those above a container's mount.
-    keep(number_after(stat, "hierarchical_memory_limit"), used, file + ".stat (hierarchical_memory_limit)");
+    keep(number_after(stat, "hierarchical_memory_limit"), used, named(".stat (hierarchical_memory_limit)"));
     // Limit of memory and swap together: the process reaches it first if much is swapped out already.
-    std::string const both = file + ".memsw.usage_in_bytes";
-    keep(read_number(file + ".memsw.limit_in_bytes"), both, file + ".memsw.limit_in_bytes");
-    keep(number_after(stat, "hierarchical_memsw_limit"), both, file + ".stat (hierarchical_memsw_limit)");
+    std::string const both = named(".memsw.usage_in_bytes");
+    keep(read_number(named(".memsw.limit_in_bytes")), both, named(".memsw.limit_in_bytes"));
+    keep(number_after(stat, "hierarchical_memsw_limit"), both, named(".stat (hierarchical_memsw_limit)"));
 }
 
 // What the cgroups (version 1 or 2) leave this process of the resource: "memory" or "hugetlb.2MB".
@@ -108,12 +109,12 @@ inline memory_limit cgroup_room(std::string const& root, std::string_view resour
 
 inline std::string transparent_folder(std::string const& root)
 {
-    return root + "/sys/kernel/mm/transparent_hugepage";
+    return text_of({root, "/sys/kernel/mm/transparent_hugepage"});
 }
 // Size of a transparent huge page.
 inline std::size_t transparent_bytes(std::string const& root)
 {
-    return read_number(transparent_folder(root) + "/hpage_pmd_size").value_or(std::size_t{1} << 21);
+    return read_number(text_of({transparent_folder(root), "/hpage_pmd_size"})).value_or(std::size_t{1} << 21);
 }
 
 // The kernel's mode for transparent huge pages: "always", "madvise" or "never"; empty if the kernel has none.
@@ -130,7 +131,7 @@ inline std::string transparent_mode(std::string const& root)
     std::string const all = transparent_folder(root);
     std::size_t const kib = transparent_bytes(root) / 1024;
     std::string const size_mode = selected(text_of({all, "/hugepages-", kib, "kB/enabled"})); // since Linux 6.8
-    return size_mode.empty() || size_mode == "inherit" ? selected(all + "/enabled") : size_mode;
+    return size_mode.empty() || size_mode == "inherit" ? selected(text_of({all, "/enabled"})) : size_mode;
 }
 
 // Whether PR_SET_THP_DISABLE, which children inherit, denies this process huge pages even on request. (Since Linux 6.18
@@ -139,7 +140,7 @@ inline bool transparent_pages_are_off(std::string const& root)
 {
     if (int const disabled = ::prctl(PR_GET_THP_DISABLE, 0, 0, 0, 0); disabled >= 0)
         return disabled == 1;
-    return read_number(root + "/proc/self/status", "THP_enabled:") == std::size_t{0};
+    return read_number(text_of({root, "/proc/self/status"}), "THP_enabled:") == std::size_t{0};
 }
 
 // The NUMA policy of the mapping at an address. If the system call fails, returns nothing and leaves errno set. (hwloc

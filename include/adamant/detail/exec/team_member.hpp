@@ -72,7 +72,7 @@ public:
         bool const unknown = self.bound_to.empty();
         std::string const usual = "check whether the PU is online and allowed to this process";
         std::string const reason =
-            !unknown ? "it now runs on PUs " + to_list(self.bound_to) + "; " + usual
+            !unknown ? text_of({"it now runs on PUs ", to_list(self.bound_to), "; ", usual})
                      : refused_text("sched_setaffinity", error,
                                     advice_on(error, error == ENOMEM ? "free memory, or see ulimit -v" : usual));
         self.problem = text_of({"adamant: cannot bind a thread to PU ", to_list(self.asked), ": ", reason,

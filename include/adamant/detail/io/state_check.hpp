@@ -42,7 +42,7 @@ inline constexpr std::string_view rounding_names[] = {"nearest", "stochastic"};
 
 inline std::string in_quotes(std::string_view name)
 {
-    return '\'' + std::string(name) + '\'';
+    return text_of({'\'', name, '\''});
 }
 
 // Returns the message of an error without its prefix, for an error that adds context.
@@ -60,8 +60,8 @@ inline std::string shape_text(std::vector<std::size_t> const& shape)
 {
     std::string text = "[";
     for (std::size_t i = 0; i < shape.size(); ++i)
-        text += (i == 0 ? "" : ", ") + std::to_string(shape[i]);
-    return text + "]";
+        text += text_of({i == 0 ? "" : ", ", shape[i]});
+    return text + ']';
 }
 
 inline std::string array_text(state_dict const& state, state_tensor const& tensor)

@@ -34,7 +34,7 @@ inline void append_extent(std::vector<array_extent>& extents, char const* name, 
 {
     if (b.shard < a.shard)
         std::swap(a, b);
-    auto const shard_text = [](array_extent const& e) { return " of shard " + std::to_string(e.shard); };
+    auto const shard_text = [](array_extent const& e) { return text_of({" of shard ", e.shard}); };
     throw_invalid_argument({a.name, a.shard == b.shard ? "" : shard_text(a), " and ", b.name, shard_text(b),
                             " overlap in memory, and a step writes there. Give each array separate memory."});
 }

@@ -109,8 +109,8 @@ ADAMANT_COLD inline mounted_cgroup find_in_mounts(std::string const& root, std::
 ADAMANT_COLD inline std::vector<cgroup_folder> cgroup_folders(std::string const& root, std::string_view controller)
 {
     std::vector<cgroup_folder> all;
-    std::string const groups = read_file(root + "/proc/self/cgroup");
-    std::string const mounts = read_file(root + "/proc/self/mountinfo");
+    std::string const groups = read_file(text_of({root, "/proc/self/cgroup"}));
+    std::string const mounts = read_file(text_of({root, "/proc/self/mountinfo"}));
     for (std::string_view lines = groups; !lines.empty();) {
         std::string_view cgroup = next_part(lines, '\n'); // "4:cpuset,memory:/job" in version 1, "0::/job" in version 2
         if (std::count(cgroup.begin(), cgroup.end(), ':') < 2)
@@ -122,9 +122,7 @@ ADAMANT_COLD inline std::vector<cgroup_folder> cgroup_folders(std::string const&
             continue;
         mounted_cgroup mounted;
         if (mounts.empty()) {
-            mounted.path = root + "/sys/fs/cgroup";
-            if (!v2)
-                mounted.path.append("/").append(controller);
+            mounted.path = text_of({root, "/sys/fs/cgroup", v2 ? "" : "/", v2 ? "" : controller});
             mounted.mount_bytes = mounted.path.size();
             bool is_inside = false;
             mounted.path += path_in_mount(cgroup, "/", is_inside);

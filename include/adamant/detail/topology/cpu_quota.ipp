@@ -28,10 +28,10 @@ ADAMANT_DECL cpu_quota read_cpu_quota(std::string const& root)
 {
     cpu_quota least;
     for (detail::cgroup_folder const& cgroup : detail::cgroup_folders(root, "cpu")) {
-        std::string const file = cgroup.path + (cgroup.v2 ? "/cpu.max" : "/cpu.cfs_quota_us");
+        std::string const file = detail::text_of({cgroup.path, cgroup.v2 ? "/cpu.max" : "/cpu.cfs_quota_us"});
         std::string text = detail::read_file(file);
         if (!cgroup.v2)
-            text += ' ' + detail::read_file(cgroup.path + "/cpu.cfs_period_us");
+            text.append(" ").append(detail::read_file(detail::text_of({cgroup.path, "/cpu.cfs_period_us"})));
         std::string_view words = text; // "250000 100000"
         double const time = detail::positive_number(detail::next_word(words));
         double const period = detail::positive_number(detail::next_word(words));

@@ -125,19 +125,14 @@ ADAMANT_DECL void index_set::trim() noexcept
 
 ADAMANT_DECL std::string to_list(index_set const& set)
 {
-    std::string text; // appended in pieces: GCC 12 warns of overlaps in "literal" + std::string
+    std::string text;
     std::vector<unsigned> const all = set.members();
     for (std::size_t i = 0; i < all.size();) {
         std::size_t last = i;
         while (last + 1 < all.size() && all[last + 1] == all[last] + 1)
             ++last;
-        if (i != 0)
-            text += ',';
-        text += std::to_string(all[i]);
-        if (last != i) {
-            text += '-';
-            text += std::to_string(all[last]);
-        }
+        text.append(i == 0 ? "" : ",")
+            .append(last == i ? detail::text_of({all[i]}) : detail::text_of({all[i], '-', all[last]}));
         i = last + 1;
     }
     return text;
@@ -220,7 +215,7 @@ ADAMANT_COLD ADAMANT_DECL unsigned text_scanner::index()
     while (peek() >= '0' && peek() <= '9') {
         value = value * 10 + static_cast<unsigned>(peek() - '0');
         if (value > index_set::max_index)
-            fail("a number above " + std::to_string(index_set::max_index), begin);
+            fail(text_of({"a number above ", index_set::max_index}), begin);
         ++position_;
     }
     if (position_ == begin)
@@ -280,7 +275,7 @@ ADAMANT_COLD ADAMANT_DECL index_set text_scanner::mask()
             if (digits[d] >> b & 1) {
                 std::size_t const i = (digits.size() - 1 - d) * 4 + b;
                 if (i > index_set::max_index)
-                    fail("a mask with bits above " + std::to_string(index_set::max_index), first);
+                    fail(text_of({"a mask with bits above ", index_set::max_index}), first);
                 set.insert(static_cast<unsigned>(i));
             }
     return set;

@@ -68,9 +68,9 @@ ADAMANT_DECL pu_set parse_pus(std::string_view text, machine const& machine)
             for (unsigned const i : scanner.list().members()) {
                 pu_set const pus = pus_of(i);
                 if (pus.empty())
-                    scanner.fail("there is no " + std::string(kind) + " " + std::to_string(i) + " with PUs; " +
-                                     machine.source + " has " + std::to_string(count),
-                                 begin);
+                    scanner.fail(
+                        detail::text_of({"there is no ", kind, " ", i, " with PUs; ", machine.source, " has ", count}),
+                        begin);
                 all |= pus;
             }
         };
