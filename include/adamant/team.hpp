@@ -73,6 +73,14 @@ struct team_request {
 };
 
 class team_state;
+
+// The part of a submission that does not depend on the type of its task.
+struct team_submission : team_request {
+    explicit team_submission(std::shared_ptr<team_state> team) noexcept;
+    ~team_submission();
+    std::shared_ptr<team_state> state;
+};
+
 void submit(team_state& state, team_request& request);
 void run(team_state& state, team_request& request);
 void wait_for(team_state& state, team_request const& request) noexcept;
@@ -90,25 +98,25 @@ ADAMANT_BEGIN_INLINE_NAMESPACE
 
 /// Work that was submitted to a team. Not movable, because the team has its address. Wait for it once, from any thread.
 template <class Task>
-class [[nodiscard]] submission : detail::team_request {
+class [[nodiscard]] submission : detail::team_submission {
 public:
     submission(submission const&) = delete;
     submission& operator=(submission const&) = delete;
     /// Waits, and discards exceptions of the task. Does not wait in a forked child process.
-    ~submission() { detail::wait_for(*state_, *this); }
+    ~submission() { detail::wait_for(*state, *this); }
 
     /// Whether all threads have finished it. Does not block.
-    [[nodiscard]] bool done() const noexcept { return detail::is_done(*state_, *this); }
+    [[nodiscard]] bool done() const noexcept { return detail::is_done(*state, *this); }
     /// Waits until all threads have finished it.
     /// @throws the first exception that the task threw; unavailable in a forked child process
-    void wait() { detail::wait_for_result(*state_, *this); }
+    void wait() { detail::wait_for_result(*state, *this); }
 
 private:
     friend team;
     using start_function = void (*)(detail::team_state&, team_request&);
-    submission(std::shared_ptr<detail::team_state> state, Task task, std::size_t work_chunks, unsigned takers,
+    submission(std::shared_ptr<detail::team_state> team, Task task, std::size_t work_chunks, unsigned takers,
                start_function start, bool waits_for_late_threads = true)
-        : state_(std::move(state)), task_(std::forward<Task>(task))
+        : team_submission(std::move(team)), task_(std::forward<Task>(task))
     {
         run = [](team_request& self, unsigned member, [[maybe_unused]] std::size_t begin,
                  [[maybe_unused]] std::size_t end) {
@@ -121,10 +129,9 @@ private:
         chunks = work_chunks;
         chunk_takers = takers;
         waits_for_late = waits_for_late_threads && takers == 0;
-        start(*state_, *this);
+        start(*state, *this);
     }
 
-    std::shared_ptr<detail::team_state> state_;
     Task task_;
 };
 

@@ -25,6 +25,10 @@
 // a program define ADAMANT_SEPARATE_COMPILATION, headers only declare, and one file of the program (or the library
 // adamant::compiled) includes adamant/src.hpp, which holds the definitions. Functions of X.hpp that are not templates
 // are defined in X.ipp.
+//
+// Functions of set-up, and those that many places call, are noinline: compilers take less time for a call than for a
+// copy. They are not cold, because compilers treat all that follows a call of a cold function as cold, too, even in
+// users' functions.
 #if defined(ADAMANT_SEPARATE_COMPILATION)
 #define ADAMANT_DECL
 #else
@@ -109,7 +113,3 @@
 // For small functions of types whose name does not depend on the flags. Always inlined, they leave the linker no copy
 // to choose from.
 #define ADAMANT_ALWAYS_INLINE [[gnu::always_inline]] inline
-
-// For internal functions of set-up: optimized for size, they compile faster. Not for public functions, because
-// compilers would treat the caller's code around a call as cold, too.
-#define ADAMANT_COLD [[gnu::cold]]

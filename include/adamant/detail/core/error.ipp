@@ -44,7 +44,7 @@ ADAMANT_DECL std::string text_of(std::initializer_list<text_part> parts)
     return text;
 }
 
-ADAMANT_DECL std::string counted(std::uint64_t number, std::string_view noun)
+[[gnu::noinline]] ADAMANT_DECL std::string counted(std::uint64_t number, std::string_view noun)
 {
     return text_of({number, " ", noun, number == 1 ? "" : "s"});
 }

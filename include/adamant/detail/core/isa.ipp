@@ -9,7 +9,7 @@
 
 ADAMANT_BEGIN_NAMESPACE
 
-ADAMANT_DECL bool is_available(isa tier) noexcept
+[[gnu::noinline]] ADAMANT_DECL bool is_available(isa tier) noexcept
 {
 #if defined(ADAMANT_EMULATED_AVX512) // see detail/kernels/targets.hpp
     return tier == isa::scalar || tier == isa::avx512 || tier == isa::avx512_bf16;

@@ -44,7 +44,7 @@ public:
                                                       std::chrono::duration<double>(timeout_s_));
     }
     // Waits for all enqueued work. Throws device_error if it fails or exceeds the timeout.
-    void wait() const
+    [[gnu::noinline]] void wait() const
     {
         auto const until = deadline();
         for (device_stream const stream : {device_stream::up, device_stream::work, device_stream::down})

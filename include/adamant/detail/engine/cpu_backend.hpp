@@ -131,7 +131,7 @@ public:
         return pieces;
     }
     // Enqueues all shards that take part.
-    [[nodiscard]] std::size_t enqueue_all(block_pass pass) noexcept
+    [[nodiscard, gnu::noinline]] std::size_t enqueue_all(block_pass pass) noexcept
     {
         std::size_t pieces = 0;
         for (std::size_t i = 0; i < registry_.size(); ++i)

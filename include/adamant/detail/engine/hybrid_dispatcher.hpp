@@ -193,7 +193,7 @@ public:
         if (device_ != nullptr)
             take_results();
     }
-    void take_results()
+    [[gnu::noinline]] void take_results()
     {
         device_->wait_for_results();
         std::lock_guard const lock(error_mutex_);

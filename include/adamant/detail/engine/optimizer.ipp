@@ -20,7 +20,7 @@ ADAMANT_DECL void delete_optimizer_core::operator()(optimizer_core* core) const 
 
 } // namespace detail
 
-ADAMANT_DECL optimizer::optimizer(executor const& cpu, optimizer_options options)
+[[gnu::noinline]] ADAMANT_DECL optimizer::optimizer(executor const& cpu, optimizer_options options)
 {
     validate(options);
     core_.reset(new detail::optimizer_core(cpu, std::move(options)));
@@ -31,7 +31,7 @@ ADAMANT_DECL optimizer::~optimizer() = default;
 
 // ---- Set-up
 
-ADAMANT_DECL group_id optimizer::add_group(parameter_group group)
+[[gnu::noinline]] ADAMANT_DECL group_id optimizer::add_group(parameter_group group)
 {
     return core_->change_layout("add_group()", [&] { return core_->shards.add_group(std::move(group)); });
 }
@@ -67,7 +67,7 @@ ADAMANT_DECL void optimizer::set_hyperparameters(group_id group, hyperparameters
     core_->rules.between_steps("set_hyperparameters()");
     core_->shards.set_hyperparameters(group.index, hyper);
 }
-ADAMANT_DECL shard_id optimizer::add_shard(shard_to_add added)
+[[gnu::noinline]] ADAMANT_DECL shard_id optimizer::add_shard(shard_to_add added)
 {
     return core_->change_layout("add_shard()", [&] {
         return core_->shards.add_shard(added.group.index, added.name, added.shard, added.accumulator,
@@ -268,7 +268,7 @@ ADAMANT_DECL optimizer::ticket optimizer::step_async(step_values const& values)
     }
     return ticket(*core_, ++core_->async_steps);
 }
-ADAMANT_DECL void optimizer::begin_step(step_values const& values)
+[[gnu::noinline]] ADAMANT_DECL void optimizer::begin_step(step_values const& values)
 {
     no_traps_scope const no_traps;
     core_->open(values, "begin_step()", detail::step_kind::as_they_arrive);
@@ -297,7 +297,7 @@ ADAMANT_DECL void optimizer::skip(shard_id shard)
     core_->rules.shard_awaited("skip()", shard.index);
     core_->session.skip(shard.index);
 }
-ADAMANT_DECL optimizer_report optimizer::finish()
+[[gnu::noinline]] ADAMANT_DECL optimizer_report optimizer::finish()
 {
     no_traps_scope const no_traps;
     core_->rules.step_open("finish()");
@@ -391,7 +391,7 @@ ADAMANT_DECL state_dict optimizer::state()
     core_->copy_to_host("state()");
     return detail::views_of(core_->shards, core_->session.training());
 }
-ADAMANT_DECL void optimizer::update_host_arrays()
+[[gnu::noinline]] ADAMANT_DECL void optimizer::update_host_arrays()
 {
     core_->copy_to_host("update_host_arrays()");
 }

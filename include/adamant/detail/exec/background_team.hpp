@@ -44,7 +44,7 @@ public:
     // False in a forked child process, which lacks the team's threads. Locks that they share may be held there forever.
     [[nodiscard]] bool in_this_process() const noexcept { return team_ == nullptr || team_->in_this_process(); }
     // Throws unavailable in a forked child process.
-    void check_process() const
+    [[gnu::noinline]] void check_process() const
     {
         if (team_ != nullptr)
             team_->check_process();

@@ -14,7 +14,7 @@
 
 ADAMANT_BEGIN_NAMESPACE
 
-ADAMANT_DECL executor::executor(executor_options const& options)
+[[gnu::noinline]] ADAMANT_DECL executor::executor(executor_options const& options)
     : isa_(resolve_isa(options.tier)), max_chunk_elems_(std::max(options.max_chunk_elems, min_chunk_elems)),
       prefetch_bytes_(options.prefetch_bytes), cpu_quota_(read_cpu_quota().cpus)
 {

@@ -31,7 +31,7 @@ ADAMANT_DECL void unmap::operator()(std::byte* data) const noexcept
 
 // Maps memory between two inaccessible guard pages. bytes and alignment are multiples of the page size. Throws
 // unavailable if the system refuses.
-ADAMANT_COLD inline unique_mapping map_pages(std::size_t bytes, std::size_t alignment)
+[[gnu::noinline]] inline unique_mapping map_pages(std::size_t bytes, std::size_t alignment)
 {
     auto const refuse = [&] {
         int const error = errno; // the calls below may change it
@@ -77,7 +77,7 @@ ADAMANT_DECL memory_block::memory_block(std::size_t bytes, memory_options const&
         bind(nodes, options, root);
 }
 
-ADAMANT_DECL memory_block::memory_block(std::size_t bytes)
+[[gnu::noinline]] ADAMANT_DECL memory_block::memory_block(std::size_t bytes)
 {
     set_size(bytes);
     if (bytes == 0)
@@ -107,14 +107,14 @@ ADAMANT_DECL void memory_block::touch(std::size_t begin, std::size_t end) noexce
         *const_cast<std::byte volatile*>(data() + offset) = std::byte{0};
 }
 
-ADAMANT_DECL void memory_block::miss(bool required, std::initializer_list<detail::text_part> reason)
+[[gnu::noinline]] ADAMANT_DECL void memory_block::miss(bool required, std::initializer_list<detail::text_part> reason)
 {
     if (required)
         detail::throw_unavailable(reason);
     report_.notes = detail::text_of({report_.notes, report_.notes.empty() ? "" : "; ", detail::text_of(reason)});
 }
 
-ADAMANT_COLD ADAMANT_DECL node_set memory_block::usable_nodes(memory_options const& options)
+[[gnu::noinline]] ADAMANT_DECL node_set memory_block::usable_nodes(memory_options const& options)
 {
     if (options.nodes.empty())
         return {};
@@ -141,7 +141,7 @@ ADAMANT_COLD ADAMANT_DECL node_set memory_block::usable_nodes(memory_options con
 #endif
 }
 
-ADAMANT_COLD ADAMANT_DECL void memory_block::map_hugetlb(memory_options const& options, std::string const& root)
+[[gnu::noinline]] ADAMANT_DECL void memory_block::map_hugetlb(memory_options const& options, std::string const& root)
 {
     using namespace detail;
     bool const giant = options.pages == page_kind::hugetlb_1g;
@@ -180,7 +180,7 @@ ADAMANT_COLD ADAMANT_DECL void memory_block::map_hugetlb(memory_options const& o
           giant ? ", soon after booting, before memory is fragmented" : ""});
 }
 
-ADAMANT_COLD ADAMANT_DECL void memory_block::map_plain(memory_options const& options, std::string const& root)
+[[gnu::noinline]] ADAMANT_DECL void memory_block::map_plain(memory_options const& options, std::string const& root)
 {
     bool const huge = options.pages != page_kind::normal;
     std::size_t const page = detail::page_bytes(page_kind::normal);
@@ -256,7 +256,7 @@ ADAMANT_DECL void memory_block::bind(node_set const& nodes, memory_options const
         miss(false, {"of ", these, " the kernel uses only ", to_list(report_.nodes)});
 }
 
-ADAMANT_COLD ADAMANT_DECL std::string memory_block::set_policy(node_set const& nodes, bool strict)
+[[gnu::noinline]] ADAMANT_DECL std::string memory_block::set_policy(node_set const& nodes, bool strict)
 {
     // Strict: MPOL_BIND. Otherwise MPOL_PREFERRED_MANY, or MPOL_PREFERRED on older kernels.
     int const flags = HWLOC_MEMBIND_BYNODESET | (strict ? HWLOC_MEMBIND_STRICT : 0);

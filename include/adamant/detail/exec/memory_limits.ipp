@@ -31,7 +31,7 @@ ADAMANT_DECL memory_limit available_memory(node_set const& nodes, std::string co
     return least;
 }
 
-ADAMANT_DECL void check_memory(std::size_t bytes, node_set const& nodes, std::string const& root)
+[[gnu::noinline]] ADAMANT_DECL void check_memory(std::size_t bytes, node_set const& nodes, std::string const& root)
 {
     memory_limit const limit = available_memory(nodes, root);
     if (bytes > limit.bytes)

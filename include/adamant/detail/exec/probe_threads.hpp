@@ -91,7 +91,7 @@ inline constexpr bool early_threads_allocate = false;
 // of the system's limits are free again then, so the caller can create as many, unless another process takes them
 // first. Throws unavailable if the system refuses a thread, and bad_alloc if the memory left beside the threads is too
 // small for an OpenMP runtime's own allocations.
-ADAMANT_COLD inline void probe_threads(unsigned threads, std::size_t stack_bytes)
+[[gnu::noinline]] inline void probe_threads(unsigned threads, std::size_t stack_bytes)
 {
     struct probe {
         std::atomic<std::uint32_t>* allocated;

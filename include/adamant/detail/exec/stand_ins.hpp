@@ -22,7 +22,7 @@ class stand_ins {
 public:
     static constexpr unsigned no_member = ~0u;
 
-    ADAMANT_COLD explicit stand_ins(std::vector<team_member> const& members)
+    [[gnu::noinline]] explicit stand_ins(std::vector<team_member> const& members)
         : size_(static_cast<unsigned>(members.size()))
     {
         for (unsigned m = 0; m < size_; ++m) {

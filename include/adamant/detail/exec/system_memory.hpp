@@ -35,7 +35,7 @@ constexpr bool is_hugetlb(page_kind kind) noexcept
     return kind == page_kind::hugetlb_2m || kind == page_kind::hugetlb_1g;
 }
 
-inline std::string bytes_text(std::size_t bytes)
+[[gnu::noinline]] inline std::string bytes_text(std::size_t bytes)
 {
     default_mode_scope const mode;
     bool const mib = bytes < std::size_t{1} << 30;
@@ -66,8 +66,8 @@ inline void keep_least(memory_limit& least, std::size_t bytes, std::string const
 }
 
 // Lowers `least` to what one cgroup leaves of the resource: "memory" or "hugetlb.2MB".
-ADAMANT_COLD inline void keep_least_of_cgroup(memory_limit& least, cgroup_folder const& cgroup,
-                                              std::string_view resource)
+[[gnu::noinline]] inline void keep_least_of_cgroup(memory_limit& least, cgroup_folder const& cgroup,
+                                                   std::string_view resource)
 {
     std::string const file = text_of({cgroup.path, "/", resource});
     auto const named = [&](char const* end) { return text_of({file, end}); };

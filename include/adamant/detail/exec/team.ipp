@@ -21,6 +21,12 @@ ADAMANT_BEGIN_NAMESPACE
 
 namespace detail {
 
+[[gnu::noinline]] ADAMANT_DECL team_submission::team_submission(std::shared_ptr<team_state> team) noexcept
+    : state(std::move(team))
+{
+}
+[[gnu::noinline]] ADAMANT_DECL team_submission::~team_submission() {}
+
 // Not inline: programs have many types of tasks.
 [[gnu::noinline]] ADAMANT_DECL void submit(team_state& state, team_request& request)
 {
@@ -54,7 +60,7 @@ ADAMANT_DECL bool is_done(team_state const& state, team_request const& request) 
 
 } // namespace detail
 
-ADAMANT_DECL team::team(team_options options)
+[[gnu::noinline]] ADAMANT_DECL team::team(team_options options)
 {
     options.bind = detail::resolved(options.bind);
     detail::check_binding(options.bind);
@@ -85,7 +91,7 @@ ADAMANT_DECL team::team(team_options options)
     hand_over_ = detail::measure_hand_over(*this);
 }
 
-ADAMANT_DECL team::~team()
+[[gnu::noinline]] ADAMANT_DECL team::~team()
 {
     if (!state_->in_this_process()) {
         static_cast<void>(state_->leader.release()); // the thread is in another process: join and detach are undefined
@@ -154,7 +160,7 @@ ADAMANT_DECL void team::check_process() const
     state_->check_process();
 }
 
-ADAMANT_DECL void team::start_leader()
+[[gnu::noinline]] ADAMANT_DECL void team::start_leader()
 {
     struct all_signals_blocked {
         sigset_t old_mask;

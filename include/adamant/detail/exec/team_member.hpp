@@ -51,7 +51,7 @@ public:
     }
 
     // Binds the thread to the PU of `member` and writes the result to `self`. Throws bad_alloc.
-    ADAMANT_COLD void bind(team_member& self, unsigned member, team_options const& options)
+    [[gnu::noinline]] void bind(team_member& self, unsigned member, team_options const& options)
     {
         self.thread_id = static_cast<pid_t>(syscall(SYS_gettid));
         if (options.bind == binding::none)

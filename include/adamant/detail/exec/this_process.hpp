@@ -18,7 +18,7 @@ inline std::atomic<pid_t> known_process{0};
 
 // getpid(), cached: the system call would dominate the cost of checking whether a team belongs to this process.
 // fork() resets the cache in the child; a bare clone() does not.
-inline pid_t this_process() noexcept
+[[gnu::noinline]] inline pid_t this_process() noexcept
 {
     static bool const has_fork_handler =
         pthread_atfork(nullptr, nullptr, [] { known_process.store(0, std::memory_order_relaxed); }) == 0;

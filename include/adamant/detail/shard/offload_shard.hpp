@@ -78,16 +78,16 @@ public:
             changed()[size() / kernel::changed_word_elems] |= (std::uint64_t{1} << rest) - 1;
     }
     // Bytes of n elements of the array, which is also the byte offset of element n.
-    [[nodiscard]] std::size_t bytes(shard_array::index which, std::size_t n) const noexcept
+    [[nodiscard, gnu::noinline]] std::size_t bytes(shard_array::index which, std::size_t n) const noexcept
     {
         return array_bytes(type(which), n);
     }
-    [[nodiscard]] std::size_t state_bytes(std::size_t n) const noexcept
+    [[nodiscard, gnu::noinline]] std::size_t state_bytes(std::size_t n) const noexcept
     {
         return adamant::state_bytes(shard_.format().types, n);
     }
     // Upper bound of the bytes of a record of n elements.
-    [[nodiscard]] std::size_t record_bytes_at_most(std::size_t n) const noexcept
+    [[nodiscard, gnu::noinline]] std::size_t record_bytes_at_most(std::size_t n) const noexcept
     {
         std::size_t const codes = kernels_->recorded == nullptr ? 0 : kernel::record_bytes_at_most(n, copies_params());
         return changes_bytes(n) + std::max(codes, may_copy_state() ? copies_bytes(n) : 0);

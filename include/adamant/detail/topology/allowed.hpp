@@ -22,7 +22,7 @@ namespace detail {
 // Returns PUs for a number of threads, or one PU of each core if threads is 0: PUs of the fastest cores first, and one
 // PU of each core before the second of any. Fewer than `threads` if there are no more. The selection begins at index
 // `skipped` of this order and wraps around.
-ADAMANT_COLD inline pu_set select_pus(unsigned threads, std::size_t skipped = 0)
+[[gnu::noinline]] inline pu_set select_pus(unsigned threads, std::size_t skipped = 0)
 {
 #if defined(ADAMANT_NO_HWLOC)
     // Without hwloc cores are unknown and threads are not bound: only the number of PUs matters.
@@ -86,7 +86,7 @@ ADAMANT_COLD inline pu_set select_pus(unsigned threads, std::size_t skipped = 0)
 
 // Returns one PU per core, or fewer if this rank's part of the CPU quota keeps fewer threads busy: a team spins, and
 // all its threads stop when the quota is used up. Ranks share a quota. They get distinct PUs while there are enough.
-ADAMANT_COLD inline pu_set select_pus_within_quota(double quota_cpus)
+[[gnu::noinline]] inline pu_set select_pus_within_quota(double quota_cpus)
 {
     pu_set const all = select_pus(0);
     if (quota_cpus == 0) // no quota: ranks may have different PUs

@@ -47,8 +47,8 @@ struct cgroup_folder {
 
 // Returns the path of a cgroup in a mount of the cgroup `mount_root`: "" for the mount itself, or "/job". For a cgroup
 // outside the mount, which cgroup namespaces show as "/../..", it is the mount itself, the nearest visible folder.
-ADAMANT_COLD inline std::string_view path_in_mount(std::string_view cgroup, std::string_view mount_root,
-                                                   bool& is_inside)
+[[gnu::noinline]] inline std::string_view path_in_mount(std::string_view cgroup, std::string_view mount_root,
+                                                        bool& is_inside)
 {
     if (mount_root == "/")
         mount_root = {};
@@ -70,8 +70,8 @@ struct mounted_cgroup {
     std::string path;
     std::size_t mount_bytes = 0; // 0: not mounted
 };
-ADAMANT_COLD inline mounted_cgroup find_in_mounts(std::string const& root, std::string_view mounts,
-                                                  std::string_view controller, bool v2, std::string_view cgroup)
+[[gnu::noinline]] inline mounted_cgroup find_in_mounts(std::string const& root, std::string_view mounts,
+                                                       std::string_view controller, bool v2, std::string_view cgroup)
 {
     mounted_cgroup best;
     bool best_is_inside = false;
@@ -106,7 +106,7 @@ ADAMANT_COLD inline mounted_cgroup find_in_mounts(std::string const& root, std::
 // Returns the cgroups that limit this process's use of a controller ("memory", "cpu", "hugetlb"): its own cgroup first,
 // then all visible ancestors. root: the folder that has proc and sys; "" for this machine's. If /proc/self/mountinfo
 // cannot be read, the usual mount points are used.
-ADAMANT_COLD inline std::vector<cgroup_folder> cgroup_folders(std::string const& root, std::string_view controller)
+[[gnu::noinline]] inline std::vector<cgroup_folder> cgroup_folders(std::string const& root, std::string_view controller)
 {
     std::vector<cgroup_folder> all;
     std::string const groups = read_file(text_of({root, "/proc/self/cgroup"}));

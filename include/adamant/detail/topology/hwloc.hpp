@@ -40,7 +40,7 @@ namespace detail {
 }
 
 // Throws unavailable where hwloc would abort or crash.
-ADAMANT_COLD inline void check_before_load()
+[[gnu::noinline]] inline void check_before_load()
 {
     std::string const xml = hwloc_variable("HWLOC_XMLFILE");
     std::string const root = hwloc_variable("HWLOC_FSROOT");
@@ -67,7 +67,7 @@ ADAMANT_COLD inline void check_before_load()
                            " names no NUMA node. Mount all of sysfs at /sys, or nothing"});
 }
 
-ADAMANT_COLD inline unique_topology load_live(io_devices io)
+[[gnu::noinline]] inline unique_topology load_live(io_devices io)
 {
     check_before_load();
     // Enough for the complete topology: hwloc crashes when it runs out of memory, see hwloc_mask_bytes.
@@ -84,7 +84,7 @@ ADAMANT_COLD inline unique_topology load_live(io_devices io)
 // Returns this machine's topology without devices, read once. For binding, and for properties that do not change while
 // a process runs. Never freed: with the last topology hwloc unloads its plugins, and memory that their libraries
 // (libpciaccess) hold would leak.
-ADAMANT_COLD inline hwloc_topology_t live_topology()
+[[gnu::noinline]] inline hwloc_topology_t live_topology()
 {
     static hwloc_topology_t const topology = load_live(io_devices::skipped).release();
     return topology;
@@ -92,7 +92,7 @@ ADAMANT_COLD inline hwloc_topology_t live_topology()
 
 // Returns the kernel's mask of a thread (0: the calling thread), or an empty set, with errno, on failure. Not through
 // hwloc, which repeats a refused call forever.
-ADAMANT_COLD inline index_set affinity_of(pid_t thread)
+[[gnu::noinline]] inline index_set affinity_of(pid_t thread)
 {
     cpu_set_t masks[64]; // up to index_set::max_index; the kernel refuses masks that are too small
     CPU_ZERO_S(sizeof masks, masks);
@@ -132,7 +132,7 @@ void run_in_new_thread(Work const& work)
 // Returns the PUs that this process was started with. OpenMP runtimes that bind threads (OMP_PROC_BIND, OMP_PLACES,
 // GOMP_CPU_AFFINITY, KMP_AFFINITY) narrow the mask of the main thread, GCC's even before main(). The library must not
 // inherit that, so this recovers the original mask. Sets note if that fails.
-ADAMANT_COLD inline pu_set process_mask(pu_set const& cgroup_pus, [[maybe_unused]] std::string& note)
+[[gnu::noinline]] inline pu_set process_mask(pu_set const& cgroup_pus, [[maybe_unused]] std::string& note)
 {
     if (!launch_mask().empty())
         return launch_mask() & cgroup_pus;

@@ -51,7 +51,7 @@ inline unique_bitmap to_bitmap(index_set const& set)
 }
 
 // Skips members above max_index, because a bitmap may be infinite.
-ADAMANT_COLD inline index_set to_index_set(hwloc_const_bitmap_t bitmap)
+[[gnu::noinline]] inline index_set to_index_set(hwloc_const_bitmap_t bitmap)
 {
     index_set set;
     if (bitmap != nullptr)
@@ -62,7 +62,7 @@ ADAMANT_COLD inline index_set to_index_set(hwloc_const_bitmap_t bitmap)
 }
 
 // Returns the value of one of hwloc's environment variables, or an empty text if it is not set.
-ADAMANT_COLD inline std::string hwloc_variable(char const* name)
+[[gnu::noinline]] inline std::string hwloc_variable(char const* name)
 {
     char const* const value = std::getenv(name);
     return value == nullptr ? std::string() : value;
@@ -70,7 +70,7 @@ ADAMANT_COLD inline std::string hwloc_variable(char const* name)
 
 enum class io_devices { skipped, included };
 
-ADAMANT_COLD inline unique_topology new_topology(io_devices io)
+[[gnu::noinline]] inline unique_topology new_topology(io_devices io)
 {
     hwloc_topology_t raw = nullptr;
     if (hwloc_topology_init(&raw) != 0)

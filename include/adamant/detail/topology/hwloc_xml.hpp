@@ -15,7 +15,7 @@ namespace detail {
 
 // Returns the problem of a text in hwloc's XML, "line 7: the Package has ...", or an empty text if hwloc can read it.
 // hwloc refuses most malformed texts itself, but crashes if an object has a set without its complete counterpart.
-ADAMANT_COLD inline std::string problem_of_xml(std::string_view text)
+[[gnu::noinline]] inline std::string problem_of_xml(std::string_view text)
 {
     constexpr std::string_view spaces = " \t\r\n";
     std::size_t const npos = std::string_view::npos;

@@ -162,7 +162,7 @@ ADAMANT_DECL text_scanner::text_scanner(std::string_view text, char const* expec
 {
 }
 
-ADAMANT_COLD ADAMANT_DECL void text_scanner::fail(std::string const& problem) const
+[[gnu::noinline]] ADAMANT_DECL void text_scanner::fail(std::string const& problem) const
 {
     fail(problem, position_);
 }
@@ -208,7 +208,7 @@ ADAMANT_DECL void text_scanner::skip_spaces() noexcept
         ++position_;
 }
 
-ADAMANT_COLD ADAMANT_DECL unsigned text_scanner::index()
+[[gnu::noinline]] ADAMANT_DECL unsigned text_scanner::index()
 {
     std::size_t const begin = position_;
     unsigned value = 0;
@@ -223,7 +223,7 @@ ADAMANT_COLD ADAMANT_DECL unsigned text_scanner::index()
     return value;
 }
 
-ADAMANT_COLD ADAMANT_DECL index_set text_scanner::list()
+[[gnu::noinline]] ADAMANT_DECL index_set text_scanner::list()
 {
     index_set set;
     do {
@@ -248,7 +248,7 @@ ADAMANT_COLD ADAMANT_DECL index_set text_scanner::list()
     return set;
 }
 
-ADAMANT_COLD ADAMANT_DECL index_set text_scanner::mask()
+[[gnu::noinline]] ADAMANT_DECL index_set text_scanner::mask()
 {
     std::vector<unsigned> digits;
     std::size_t const first = position_;

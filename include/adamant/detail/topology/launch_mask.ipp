@@ -6,7 +6,7 @@
 
 ADAMANT_BEGIN_NAMESPACE
 
-ADAMANT_COLD ADAMANT_DECL pu_set launch_mask()
+[[gnu::noinline]] ADAMANT_DECL pu_set launch_mask()
 {
     pu_set mask;
     for (unsigned i = 0; i < sizeof launch_mask_storage * 8; ++i)

@@ -12,7 +12,7 @@ ADAMANT_BEGIN_NAMESPACE
 
 namespace detail {
 
-ADAMANT_COLD inline std::optional<unsigned> read_number(char const* variable)
+[[gnu::noinline]] inline std::optional<unsigned> read_number(char const* variable)
 {
     char const* const value = std::getenv(variable);
     if (value == nullptr || *value == '\0')
@@ -27,7 +27,7 @@ ADAMANT_COLD inline std::optional<unsigned> read_number(char const* variable)
 }
 
 // Parses Slurm's list of tasks of each node, "4(x2),3", and returns those of node number `node`.
-ADAMANT_COLD inline std::optional<unsigned> slurm_tasks(std::string_view text, unsigned node)
+[[gnu::noinline]] inline std::optional<unsigned> slurm_tasks(std::string_view text, unsigned node)
 {
     std::size_t position = 0;
     auto const digits = [&]() -> std::optional<unsigned> {
