@@ -27,8 +27,9 @@ enum class state_array : std::uint8_t { param, exp_avg, exp_avg_sq };
     return array == state_array::param ? "param" : array == state_array::exp_avg ? "exp_avg" : "exp_avg_sq";
 }
 
-/// Reads the parts of a state that are not stored as an array in memory. These are parts of a file, which may be
-/// truncated in the meantime, and split masters, which are joined when they are read.
+/// Reads the parts of a state that are not stored as one array in memory: parts of a file, which may be truncated
+/// before they are read, and split masters (float32 params stored as a bfloat16 weight and a split_float32 residual),
+/// which are joined when they are read.
 class state_source {
 public:
     /// Copies `bytes` bytes from `src`, which is a tensor's `data` plus an offset. `data` may be null; `src` is then
@@ -41,7 +42,7 @@ protected:
     ~state_source() = default;
 };
 
-/// Writes bytes of a state that are not an array in memory: split masters.
+/// Writes the parts of a state that are not stored as one array in memory: split masters, which it splits again.
 class state_target {
 public:
     /// Copies whole elements to an address of this target. Thread-safe for distinct elements.

@@ -41,12 +41,12 @@ struct placement {
     std::size_t device_elems = 0;    ///< elements that the device updates
     double ratio_asked = 1;          ///< the ratio that was requested
     /// Whether a memory limit ruled out the requested ratio; the placement is then the nearest allowed one. It stays
-    /// false if the limits allow the ratio but not the nearest boundary (or set of whole shards), and the next nearest
-    /// is used. To detect that, compare ratio() with ratio_asked.
+    /// false if the limits allow the requested number of elements but not the boundary (or set of whole shards) nearest
+    /// to it. The next nearest is then used; to detect that, compare ratio() with ratio_asked.
     bool limited = false;
-    /// Whether no other placement with the unit, order and limits of the split_request is nearer to the ratio. False
-    /// only for whole shards whose sizes differ so much that the search cannot try all of their sums: then another
-    /// placement may be nearer.
+    /// Whether this is the nearest placement to the ratio for the unit, order and limits of the split_request (see
+    /// split.hpp). False only for whole shards whose sizes differ so much that the search cannot try all of their sums:
+    /// then another placement may be nearer.
     bool nearest = true;
 
     /// Returns the CPU's share of the elements; 1 without elements.

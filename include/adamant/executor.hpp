@@ -98,7 +98,8 @@ struct executor_options {
     /// within this rank's part of the CPU quota. 1: the calling thread, or a bound thread if `pus` or a binding is
     /// given. If there are more threads than PUs, threads share PUs.
     unsigned threads = 0;
-    pu_set pus = {};                   ///< see team_options; empty: this process's PUs, one of each core first
+    /// See team_options. Empty: PUs of this process, one of each core before the second of any.
+    pu_set pus = {};
     binding bind = binding::automatic; ///< whether the threads must be bound
     /// Minimum number of elements for each thread in a float32 step. With less work, fewer threads are used. Work that
     /// moves fewer bytes per element needs more elements. 0: the executor chooses. For two threads it

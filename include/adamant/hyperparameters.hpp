@@ -60,8 +60,8 @@ struct grad_scaling {
 /// lr may be arbitrarily small, because schedules end there: if lr / (1 - beta1^step) is at most 2^-126, the step is 0.
 /// @throws invalid_argument  naming the first invalid field: NaN or infinite; lr, eps or weight_decay below 0; a beta
 /// outside [0, 1) or so close to 1 that its float is 1 (1 - 2^-25 or more); weight_decay with an unset mode; a mode or
-/// a rounding that is no enumerator; a value that float cannot represent (above 3.4e38, or other than 0 and at most
-/// 2^-126; lr excepted); lr / (1 - beta1), or for AdamW lr * weight_decay, above 3.4e38.
+/// a rounding that is no enumerator; a value that float cannot represent (above 3.4e38, or at most 2^-126 without
+/// being 0; lr may be smaller); lr / (1 - beta1), or for AdamW lr * weight_decay, above 3.4e38.
 void validate(hyperparameters const& hyper);
 
 /// Checks a gradient scaling. Pure; thread-safe.
@@ -96,8 +96,8 @@ struct coefficients {
 
 namespace detail {
 
-// Whether the value is 0, or its magnitude is at most the largest float and rounds to one that flush() keeps: above
-// 2^-126 by more than half an ulp.
+// Whether the value is 0, or its magnitude is at most the largest float and exceeds 2^-126 by more than half an ulp, so
+// that it rounds to a float that flush() keeps.
 [[nodiscard]] bool float_holds(double value) noexcept;
 
 [[noreturn]] void refuse_hyperparameter(char const* key, double value, char const* rule);
@@ -107,7 +107,8 @@ namespace detail {
 // contract.
 void powers(double const (&base)[2], std::uint64_t exponent, double (&out)[2]) noexcept;
 
-// Rounds to float. validate() has refused values that would overflow or become 0, except for the learning rate's.
+// Rounds to float. validate() has refused values that would overflow or become 0, except an lr so small that
+// the step size becomes 0.
 float round_coefficient(double value) noexcept;
 
 // A separate function that is never inlined, so that compilers keep its arithmetic inside the caller's floating-point

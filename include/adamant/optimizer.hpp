@@ -53,10 +53,10 @@ struct shard_to_add {
 ///
 /// Initialize weight_out with the rounded params: a rollback recomputes it from param.
 ///
-/// The team of the executor does the work of step_async() and of steps with a device. Without a device, the calling
-/// thread does the work of step() and of the calls from begin_step() to finish() if there are few elements, and of
-/// step() with any number if the executor has no team. The team does the rest. If one is needed and the executor has
-/// none, the optimizer creates a single unbound worker thread.
+/// The executor's team does the work of step_async() and of all steps with a device. Without a device, the calling
+/// thread does the work of step() and of the calls from begin_step() to finish() if there are few elements. If the
+/// executor has no team, the calling thread does the work of step() for any number of elements. The team does the
+/// rest. If a team is needed and the executor has none, the optimizer creates one with a single unbound thread.
 ///
 /// Thread safety: call submit(), skip() and set_gradient() from any thread except the team's, also concurrently; call
 /// everything else, except cpu_blocks_done(), from one thread at a time. Gradients must not change between submit() and
@@ -122,8 +122,8 @@ public:
     /// The shard of parameter `name` that begins at element `begin`; absent if there is none.
     std::optional<shard_id> find_shard(std::string_view name, std::size_t begin = 0) const;
     /// Uses another gradient buffer of the same size and type from now on. Call it between steps, or in an open step
-    /// before the submit() of the shard; from any thread except the team's. Allocates nothing after prepare(). Before
-    /// rollback(), set the buffer that the last step read.
+    /// before the submit() of the shard; from any thread except the team's. Allocates nothing after prepare(). If
+    /// you have set another buffer since the last step, set the one that the step read again before rollback().
     /// @throws invalid_argument for a null pointer (unless the shard has no elements), for memory that a step writes,
     /// for a submitted or skipped shard, for a shard whose gradient is on a device, and, if a device that shares the
     /// host's memory updates a part of the shard, for an address that is not a multiple of 16
@@ -132,14 +132,14 @@ public:
     /// Bytes that prepare(with_journal) allocates, accurate to a few KiB. The journal holds the records from which a
     /// step is rolled back.
     [[nodiscard]] std::size_t memory_bytes(bool with_journal = true) const;
-    /// Allocates what steps need. If you do not call it, the first step allocates. Later steps allocate only when
-    /// step_values::shard_steps is first used, and small objects for a device. with_journal: also allocates the
-    /// journal, which begin_step() needs.
-    /// @throws invalid_argument for arrays that overlap, and the errors of the class `buffer`
+    /// Allocates what steps need. If you do not call it, the first step allocates. Later steps allocate nothing, except
+    /// when step_values::shard_steps is first used, and except small objects in steps with a device. with_journal: also
+    /// allocates the journal, which begin_step() needs.
+    /// @throws invalid_argument for arrays that overlap; what the constructors of buffer (memory.hpp) and team throw
     void prepare(bool with_journal = true);
 
-    /// Number of blocks of norm_block_elems elements that CPU threads have processed, each pass counted, for displays
-    /// of progress. Call it from any thread at any time.
+    /// How many blocks of norm_block_elems elements the CPU threads have processed; a block counts once for each pass
+    /// over it. For displays of progress. Call it from any thread at any time.
     [[nodiscard]] std::uint64_t cpu_blocks_done() const noexcept;
 
     /// Number of steps taken.
@@ -174,12 +174,13 @@ public:
     /// If the device fails or does not answer in time, both backends roll the step back: state and accumulated
     /// gradients are as before. To make this possible, both backends record every step (see journal_budget_bytes and
     /// device_records). A device that does not answer rolls back later, before it is used again; keep the gradients of
-    /// that step until then. If a failed device has no pieces, place(nullptr, ...) does not wait for its answer.
+    /// that step until then. A device may have no pieces, only arrays of set_device_arrays(). If such a
+    /// device fails, place(nullptr, ...) does not wait for its answer.
     ///
     /// @throws invalid_argument for a placement that does not match shard_sizes(), for keep_last_step without
     /// device_records, and if the device has shards of another optimizer; device_error and unavailable if the device
-    /// fails or lacks memory. In these cases nothing has moved. After the move, place() allocates what steps need and
-    /// throws as prepare() does; the shards stay where they were moved.
+    /// fails or lacks memory. In these cases nothing has moved. After the move, place() allocates what steps need. If
+    /// that fails, it throws as prepare() does, and the move is not undone.
     void place(std::shared_ptr<device> target, placement const& where);
     /// Sizes of the shards in elements, by number, for split().
     [[nodiscard]] std::vector<std::size_t> shard_sizes() const;
@@ -202,12 +203,13 @@ public:
     optimizer_report step(step_values const& values = {});
 
     /// Calls set_gradient() with gradients[i] for each shard i, and runs a step. A null pointer skips the shard. Throws
-    /// as set_gradient() and step() do, and invalid_argument for another number of gradients than shards. The state is
-    /// then unchanged, but some gradient buffers may already be replaced.
+    /// as set_gradient() and step() do, and invalid_argument if there is not exactly one gradient for each shard.
+    /// The state is then unchanged, but some gradient buffers may already be replaced.
     optimizer_report step_gradients(std::span<void const* const> gradients, step_values const& values = {});
 
     /// Opens a step. The first call allocates, unless prepare() was called.
-    /// @throws invalid_argument for invalid values and if a step is open; what prepare() throws. Then opens no step
+    /// @throws invalid_argument for invalid values and if a step is open; what prepare() throws. In these
+    /// cases no step is open afterwards, except one that was open before
     void begin_step(step_values const& values = {});
     /// Marks the gradient of the shard as ready. Workers start on it immediately, and the call does not wait for them.
     /// With few elements, the call does the work itself.
@@ -224,9 +226,8 @@ public:
     /// @throws invalid_argument for a shard that is neither submitted nor skipped, and what options.reduce throws; the
     /// step then stays open: call finish() again, or abandon()
     optimizer_report finish();
-    /// Rolls back the open step exactly; accumulated gradients stay. A step that nothing may clip or skip (there is
-    /// neither max_norm nor reduce, and nonfinite_policy is not skip) writes the records for this only with
-    /// keep_last_step or a device.
+    /// Rolls back the open step exactly; accumulated gradients stay. This needs records. If a step has neither max_norm
+    /// nor reduce, and nonfinite_policy is not skip, it writes them only with keep_last_step or a device.
     /// @throws unavailable if there are no records or the journal budget was too small; the step then stays open
     void abandon();
 
@@ -295,9 +296,10 @@ public:
     /// device. Throws as state() does.
     void update_host_arrays();
     /// Loads a state: step count, loss scale, hyperparameters (matched by group name) and arrays (matched by parameter
-    /// name), for any shard boundaries; computes weight_out from param. Other entries are ignored, accumulated
-    /// gradients are discarded. Makes the last step final. The state's arrays may be this optimizer's own if their
-    /// positions are the same; otherwise pass a copy.
+    /// name), for any shard boundaries; computes weight_out from param. Groups and parameters that only the
+    /// state has are ignored, as is its metadata. Accumulated gradients are discarded. Makes the last step final. The
+    /// state's arrays may be this optimizer's own if every element is loaded into the address where it already is;
+    /// otherwise pass a copy.
     ///
     /// @throws invalid_argument if something is missing or does not fit, with nothing changed; device_error, corrupted
     /// or unavailable if the device or the file fails later: params and moments are then inconsistent, and every step

@@ -28,8 +28,8 @@ struct loss_scaling_options {
     double growth_factor = 2;             ///< at least 1
     double backoff_factor = 0.5;          ///< in (0, 1]
     std::uint32_t growth_interval = 2000; ///< steps in a row without an overflow, at least 1
-    /// The scale shrinks at this overflow, counted since it last grew, and at each later one, as in DeepSpeed. At
-    /// least 1.
+    /// The first hysteresis - 1 overflows after the scale last grew do not shrink it; each later one does, as in
+    /// DeepSpeed. At least 1.
     std::uint32_t hysteresis = 1;
     double min_scale = 1;      ///< smallest scale
     double max_scale = 0x1p32; ///< larger ones gain nothing
@@ -137,7 +137,8 @@ struct optimizer_report {
     double ratio = 1;                            ///< the share of them that the CPU has stepped
     double cpu_busy_s = 0;                       ///< how long its threads have worked, on average
     device_report device;                        ///< the device's part
-    std::size_t shards_waited = 0; ///< shards stepped after the norm: not begun at finish(), or beyond the budget
+    /// Shards stepped only once the norm was known: not begun at finish(), or the journal's budget was used up.
+    std::size_t shards_waited = 0;
     std::size_t journal_bytes = 0; ///< of records written
     double seconds = 0;            ///< from its beginning to its end, with the time that gradients took to arrive
     step_phase gradients;          ///< until the norm was known, speculative updates included
@@ -146,7 +147,7 @@ struct optimizer_report {
     [[nodiscard]] std::size_t bytes_moved() const noexcept;
     isa tier = isa::scalar; ///< instruction set
     unsigned threads = 0;   ///< threads of the executor; small steps use fewer
-    std::string_view pus;   ///< list of PUs the threads are bound to; valid as long as the optimizer exists
+    std::string_view pus;   ///< list of PUs (hardware threads) of the threads; valid as long as the optimizer exists
     double cpu_quota = 0;   ///< executor::cpu_quota(): fewer CPUs than threads make steps slow
 };
 
@@ -213,17 +214,17 @@ struct optimizer_options {
     ///   always 12 with tier scalar
     /// - float32, moments bfloat16: 8
     /// - float32, one moment of each type: 10
-    /// - 16 bits, moments float32: 10; rounded to nearest, in models of 4 million elements and more, 4.0 to 4.2
-    ///   in training, 12 at most
+    /// - 16 bits, moments float32: 10. If param is rounded to nearest and the model has 4 million elements or more:
+    ///   4.0 to 4.2 in training, at most 12
     /// - 16 bits, one moment of each type: 8
     /// - 16 bits, moments bfloat16: 6
     /// - other types: the bytes of param and moments
     ///
     /// With tracked changes, a record also holds an eighth of a byte for each element. Each record begins at a multiple
-    /// of 64 bytes. In a record that copies the state, each copied array begins there, too. This padding matters only
-    /// for shards of a few elements. To compute a budget, multiply these sizes by 9/8, then add for each thread 16
-    /// records of one block of the largest shard (together at most 0.9 MiB): the journal does not fill its pages
-    /// completely. Absent: with keep_last_step, the most that records can take; otherwise 3 bytes an element for shards
+    /// of 64 bytes. In a record that copies the state, each copied array begins at such a multiple, too. This padding
+    /// matters only for shards of a few elements. The journal does not fill its pages completely: to compute a budget,
+    /// multiply these sizes by 9/8, then add for each thread 16 times the longest record of one block (at most 0.9 MiB
+    /// a thread). Absent: with keep_last_step, the most that records can take; otherwise 3 bytes an element for shards
     /// whose records take 2 to 2.3, and the bytes of the state for all other shards. A block that finds the budget used
     /// up waits for the norm.
     std::optional<std::size_t> journal_budget_bytes = {};
@@ -244,12 +245,12 @@ struct optimizer_options {
     /// abandon(). It must not call this optimizer.
     std::function<void(std::span<std::int64_t, squares_total::word_count> words)> reduce = {};
     /// For engines that copy new weights while other shards are still being updated. Called whenever elements [begin,
-    /// end) of a shard have new weights: usually once a step for the CPU's whole part of a shard; again after a
-    /// rollback, or if that is updated in parts. It is not called for a device's part, whose weights are complete when
-    /// the step's last call returns. When finish(), step(), wait(), abandon() or rollback() returns, the last call for
-    /// each range has reported its final weights. Both param and weight_out are written then. Runs in the executor's
-    /// threads or the caller's, concurrently for different shards. It must not call this optimizer or wait for a thread
-    /// that does. It must not throw: an exception ends the program.
+    /// end) of a shard have new weights: usually once a step for the CPU's whole part of a shard; more often after a
+    /// rollback, or if the CPU's part is updated in several ranges. It is not called for a device's part, whose weights
+    /// are complete when the step's last call returns. When finish(), step(), wait(), abandon() or rollback() returns,
+    /// the last call for each range has reported its final weights. When it is called, param and weight_out of the
+    /// range are both written. Runs in the executor's threads or the caller's, concurrently for different shards. It
+    /// must not call this optimizer or wait for a thread that does. It must not throw: an exception ends the program.
     std::function<void(shard_id shard, std::size_t begin, std::size_t end)> weights_ready = {};
 };
 

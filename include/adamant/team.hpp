@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A team of threads, each bound to a PU, that lives between steps.
+// A team of threads that lives between steps. Each is bound to a PU (hwloc's term for a hardware thread).
 #pragma once
 
 #include <atomic>
@@ -36,8 +36,8 @@ struct team_options {
     /// How long an idle thread spins before it sleeps. A spinning thread starts new work within a microsecond; a
     /// sleeping one has to be woken and uses no CPU.
     std::chrono::nanoseconds spin = std::chrono::microseconds(50);
-    /// Whether run() may work in the calling thread, in place of a member: it does if the team covers all PUs that the
-    /// caller may use. Otherwise the waiting caller would be one thread too many for these PUs, and cost two context
+    /// Whether run() may work in the calling thread, in place of a member. It does if the team covers all PUs that the
+    /// caller may use: a caller that only waited would be one thread too many for these PUs, and would cost two context
     /// switches for each request.
     bool caller_joins = true;
 };
@@ -45,8 +45,8 @@ struct team_options {
 /// What it costs to hand work to a team, measured by its constructor. The number of threads that an executor uses
 /// depends on it.
 struct hand_over_cost {
-    std::chrono::nanoseconds two{0};  ///< until two threads have started and finished an empty request; 0: one thread
-    std::chrono::nanoseconds each{0}; ///< what each further thread adds
+    std::chrono::nanoseconds two{0};  ///< for two threads to start and finish an empty request; 0 if there is only one
+    std::chrono::nanoseconds each{0}; ///< added by each further thread
 };
 
 /// One thread of a team.
@@ -65,7 +65,7 @@ struct team_request {
     void (*run)(team_request& self, unsigned member, std::size_t begin, std::size_t end) = nullptr;
     std::size_t chunks = 0;
     unsigned chunk_takers = 0;  // 0: the work is not cut into chunks
-    bool waits_for_late = true; // every member takes part; false: not those that begin when another has finished
+    bool waits_for_late = true; // false: members that have not begun when another has finished do not take part
     team_request* next = nullptr;
     std::uint32_t ticket = 0;
     std::atomic<bool> failed{false};
@@ -153,9 +153,9 @@ public:
 
     /// Creates and binds the threads.
     ///
-    /// OpenMP runtimes end the process if thread creation fails, so the constructor first creates and joins as many
-    /// plain threads as a test. If threads or memory run out right after that, or inside hwloc or OpenMP, the process
-    /// may still end, with LLVM's runtime more often.
+    /// OpenMP runtimes end the process if thread creation fails. As a test, the constructor first creates and joins the
+    /// same number of plain threads. If threads or memory run out right after that, or inside hwloc or OpenMP, the
+    /// process may still end; this is more likely with LLVM's runtime.
     /// @throws invalid_argument without PUs; unavailable if threads cannot be created, bound, or given stacks of 128
     /// KiB; bad_alloc. Then nothing is left behind
     explicit team(team_options options);
