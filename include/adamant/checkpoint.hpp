@@ -27,9 +27,9 @@ enum class state_array : std::uint8_t { param, exp_avg, exp_avg_sq };
     return array == state_array::param ? "param" : array == state_array::exp_avg ? "exp_avg" : "exp_avg_sq";
 }
 
-/// Reads the parts of a state that are not stored as one array in memory: parts of a file, which may be truncated
-/// before they are read, and split masters (float32 params stored as a bfloat16 weight and a split_float32 residual),
-/// which are joined when they are read.
+/// Reads the parts of a state that are not stored as one array in memory. These are parts of a file (reading fails if
+/// the file was truncated in the meantime) and split masters (float32 params stored as a bfloat16 weight and a
+/// split_float32 residual), which are joined when they are read.
 class state_source {
 public:
     /// Copies `bytes` bytes from `src`, which is a tensor's `data` plus an offset. `data` may be null; `src` is then
@@ -45,7 +45,8 @@ protected:
 /// Writes the parts of a state that are not stored as one array in memory: split masters, which it splits again.
 class state_target {
 public:
-    /// Copies whole elements to an address of this target. Thread-safe for distinct elements.
+    /// Copies whole elements to `dst`, which is a tensor's `data` plus an offset (see state_source::read()).
+    /// Thread-safe for distinct elements.
     virtual void write(std::byte const* src, std::size_t bytes, std::byte const* dst) const noexcept = 0;
 
 protected:
@@ -124,7 +125,7 @@ struct state_dict {
     /// The caller's own entries, such as a seed or a position in the data: kept in files, ignored by optimizers. Keys
     /// that begin with "adamant." are reserved.
     std::map<std::string, std::string> metadata = {};
-    /// Keeps the sources and targets of tensors alive, which state() creates. May be empty.
+    /// Keeps the sources and targets that state() creates for tensors alive. May be empty.
     std::vector<std::shared_ptr<void const>> owners = {};
 };
 

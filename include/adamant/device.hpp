@@ -41,8 +41,9 @@ struct placement {
     std::size_t device_elems = 0;    ///< elements that the device updates
     double ratio_asked = 1;          ///< the ratio that was requested
     /// Whether a memory limit ruled out the requested ratio; the placement is then the nearest allowed one. It stays
-    /// false if the limits allow the requested number of elements but not the boundary (or set of whole shards) nearest
-    /// to it. The next nearest is then used; to detect that, compare ratio() with ratio_asked.
+    /// false if the limits allow the requested number of elements, and only rule out the boundary (or the set of whole
+    /// shards) nearest to that number. The next nearest one is then used; to detect this, compare ratio() with
+    /// ratio_asked.
     bool limited = false;
     /// Whether this is the nearest placement to the ratio for the unit, order and limits of the split_request (see
     /// split.hpp). False only for whole shards whose sizes differ so much that the search cannot try all of their sums:
@@ -177,7 +178,8 @@ struct column_scoring {
     {
         return (rows + column_score_rows - 1) / column_score_rows * columns;
     }
-    [[nodiscard]] std::size_t bytes() const noexcept { return rows * columns * size_bytes(type); } ///< read
+    /// Number of bytes that are read.
+    [[nodiscard]] std::size_t bytes() const noexcept { return rows * columns * size_bytes(type); }
 };
 
 /// A pass over some pieces. Spans are read before run() returns.
@@ -197,8 +199,9 @@ struct device_pass {
 ///   - A part with records has memory for the record of every block. A part without records gets no speculate, redo and
 ///     rollback passes and no keep_records.
 ///   - The passes `measure` and `compare` compute the sums of squares that fetch() returns. Some records need the
-///     step's gradient to roll a block back. If the gradient of such a block has changed since the step, `compare` must
-///     write a sum that differs from the step's. A record that is a copy of the old values needs no gradient.
+///     step's gradient to roll a block back. For such a block, `compare` must detect a gradient that has changed since
+///     the step: it then writes a sum that differs from the step's. A record that is a copy of the old values needs no
+///     gradient.
 ///   - The pass `rollback` rounds the restored params to weight_out.
 class device_part {
 public:
@@ -212,11 +215,11 @@ public:
     /// Sets the gradient of a piece for all passes that are enqueued after this call. When it is called, no enqueued
     /// pass may still need the piece.
     virtual void set_gradient(std::uint32_t piece, device_ptr grad) = 0;
-    /// Work that is enqueued after this call uses no records of earlier work. Enqueues nothing and cannot fail.
+    /// Says that work enqueued after this call uses no records of earlier work. Enqueues nothing and cannot fail.
     virtual void forget_records() noexcept = 0;
-    /// Enqueues in stream `down`, after all work so far: for each block, writes the sums of squares of the last
-    /// measuring pass, and whether there is a record (0 or 1). The spans have one element for each block, and must live
-    /// until that stream has finished.
+    /// Enqueues in stream `down`, after all work so far, a copy to the spans: for each block, the sums of squares of
+    /// the last measuring pass, and whether there is a record (0 or 1). The spans have one element for each block, and
+    /// must live until that stream has finished.
     virtual void fetch(std::span<grad_squares> squares, std::span<std::uint8_t> recorded) = 0;
 };
 
@@ -274,8 +277,9 @@ public:
     virtual void find_largest(column_scoring const& scoring) = 0;
     /// Enqueues, in stream `work`, a pass that writes scores() results.
     virtual void score_columns(column_scoring const& scoring) = 0;
-    /// Calls the function in a thread of the device when the stream reaches it. It must be quick, must not throw, and
-    /// must not call the device. It is not called if earlier work has failed; its captures may live until reset().
+    /// Enqueues a call of the function, which a thread of the host makes when the stream reaches it. It must be quick,
+    /// must not throw, and must not call the device. It is not called if earlier work has failed; its captures may live
+    /// until reset().
     virtual void call(device_stream stream, std::function<void()> function) = 0;
 
     /// Records an event in the stream, after everything enqueued so far.

@@ -30,7 +30,7 @@ struct chunking {
     std::size_t chunks = 1; ///< number of chunks
     unsigned threads = 1;   ///< number of threads to use, from 1 to the number of chunks
 
-    /// The elements of chunks begin to end - 1.
+    /// The elements of the chunks with numbers from `begin` to `end` - 1.
     [[nodiscard]] constexpr slice elements(std::size_t begin, std::size_t end) const noexcept
     {
         return {first_element(begin), end == chunks ? n : first_element(end)};
@@ -71,7 +71,7 @@ inline constexpr std::size_t max_min_slice_elems = 16384;
 /// - All threads get the same number of chunks, because a thread with one more would finish later.
 /// - Chunks have at most max(max_chunk_elems, smallest) elements.
 /// - Chunks have at least about `smallest` elements, so that taking one costs at most a hundredth of the work on it.
-///   A thread that gets fewer elements in total has one or two chunks.
+///   A thread that gets fewer than `smallest` elements in total has one or two chunks.
 [[nodiscard]] constexpr chunking chunks_of(std::size_t n, unsigned threads, std::size_t min_slice_elems,
                                            std::size_t max_chunk_elems = default_max_chunk_elems,
                                            std::size_t smallest = min_chunk_elems) noexcept
@@ -98,7 +98,7 @@ struct executor_options {
     /// within this rank's part of the CPU quota. 1: the calling thread, or a bound thread if `pus` or a binding is
     /// given. If there are more threads than PUs, threads share PUs.
     unsigned threads = 0;
-    /// See team_options. Empty: PUs of this process, one of each core before the second of any.
+    /// See team_options. Empty: PUs of this process. The first PU of every core comes before the second PU of any core.
     pu_set pus = {};
     binding bind = binding::automatic; ///< whether the threads must be bound
     /// Minimum number of elements for each thread in a float32 step. With less work, fewer threads are used. Work that

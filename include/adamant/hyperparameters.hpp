@@ -66,7 +66,7 @@ void validate(hyperparameters const& hyper);
 
 /// Checks a gradient scaling. Pure; thread-safe.
 /// @throws invalid_argument  if a factor is NaN, infinite or negative, if loss_scale is 0, or if float cannot represent
-///     the quotient (see above): gradients would silently become 0 or infinite.
+///     clip_coefficient / loss_scale (as for hyperparameters): gradients would silently become 0 or infinite.
 void validate(grad_scaling const& scaling);
 
 /// Coefficients of one step: ten floats and the rounding of bfloat16 arrays. Made by make_coefficients().
@@ -111,8 +111,7 @@ void powers(double const (&base)[2], std::uint64_t exponent, double (&out)[2]) n
 // the step size becomes 0.
 float round_coefficient(double value) noexcept;
 
-// A separate function that is never inlined, so that compilers keep its arithmetic inside the caller's floating-point
-// scope.
+// Never inlined: compilers could move its arithmetic to where the caller has not set the floating-point mode yet.
 void compute_coefficients(hyperparameters const& hyper, std::uint64_t step, grad_scaling const& scaling,
                           coefficients& out) noexcept;
 

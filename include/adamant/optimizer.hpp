@@ -53,10 +53,11 @@ struct shard_to_add {
 ///
 /// Initialize weight_out with the rounded params: a rollback recomputes it from param.
 ///
-/// The executor's team does the work of step_async() and of all steps with a device. Without a device, the calling
-/// thread does the work of step() and of the calls from begin_step() to finish() if there are few elements. If the
-/// executor has no team, the calling thread does the work of step() for any number of elements. The team does the
-/// rest. If a team is needed and the executor has none, the optimizer creates one with a single unbound thread.
+/// If there is no device and there are few elements, the calling thread does the work of step() and of the calls from
+/// begin_step() to finish(). If there is no device and the executor has no team, the calling thread does the work of
+/// step() for any number of elements. The executor's team does all other work, including that of step_async() and of
+/// all steps with a device. If a team is needed and the executor has none, the optimizer creates one with a single
+/// unbound thread.
 ///
 /// Thread safety: call submit(), skip() and set_gradient() from any thread except the team's, also concurrently; call
 /// everything else, except cpu_blocks_done(), from one thread at a time. Gradients must not change between submit() and
@@ -77,8 +78,8 @@ public:
     optimizer(optimizer&& other) noexcept;
     /// Moves the optimizer; the moved-from one may only be destroyed or assigned to.
     optimizer& operator=(optimizer&& other) noexcept;
-    /// Waits for a step in flight. Rolls back a step that was begun and not finished, if abandon() could; otherwise
-    /// submitted shards stay updated.
+    /// Waits for a step in flight. Rolls back a step that was begun but not finished, in the cases in which abandon()
+    /// can; in all others, submitted shards stay updated.
     ~optimizer();
 
     // ---- Set-up: before the first step, and between steps
@@ -123,7 +124,8 @@ public:
     std::optional<shard_id> find_shard(std::string_view name, std::size_t begin = 0) const;
     /// Uses another gradient buffer of the same size and type from now on. Call it between steps, or in an open step
     /// before the submit() of the shard; from any thread except the team's. Allocates nothing after prepare(). If
-    /// you have set another buffer since the last step, set the one that the step read again before rollback().
+    /// you have set another buffer since the last step: before you call rollback(), set the one that the last step read
+    /// again.
     /// @throws invalid_argument for a null pointer (unless the shard has no elements), for memory that a step writes,
     /// for a submitted or skipped shard, for a shard whose gradient is on a device, and, if a device that shares the
     /// host's memory updates a part of the shard, for an address that is not a multiple of 16
@@ -287,9 +289,9 @@ public:
 
     // ---- State
 
-    /// Returns the state after the last step, as views of the shards' arrays, valid as long as these. A device's part
-    /// is copied into them first. Accumulated gradients are not included: to resume with the same bits, take the state
-    /// between a step and the next micro-step.
+    /// Returns the state after the last step, as views of the shards' arrays. The views are valid as long as the arrays
+    /// exist. A device's part is copied into the arrays first. Accumulated gradients are not included: to resume with
+    /// the same bits, take the state between a step and the next micro-step.
     /// @throws invalid_argument during a step; device_error
     [[nodiscard]] state_dict state();
     /// Copies params and moments of the device into the shards' own arrays (see place()). Does nothing without a

@@ -28,8 +28,8 @@ struct loss_scaling_options {
     double growth_factor = 2;             ///< at least 1
     double backoff_factor = 0.5;          ///< in (0, 1]
     std::uint32_t growth_interval = 2000; ///< steps in a row without an overflow, at least 1
-    /// The first hysteresis - 1 overflows after the scale last grew do not shrink it; each later one does, as in
-    /// DeepSpeed. At least 1.
+    /// Overflows are numbered from 1 since the scale last grew. Those before this number leave the scale as it is; this
+    /// one and every later one shrink it. As in DeepSpeed. At least 1.
     std::uint32_t hysteresis = 1;
     double min_scale = 1;      ///< smallest scale
     double max_scale = 0x1p32; ///< larger ones gain nothing
@@ -137,12 +137,14 @@ struct optimizer_report {
     double ratio = 1;                            ///< the share of them that the CPU has stepped
     double cpu_busy_s = 0;                       ///< how long its threads have worked, on average
     device_report device;                        ///< the device's part
-    /// Shards stepped only once the norm was known: not begun at finish(), or the journal's budget was used up.
+    /// Shards that waited for the norm, because their update had not begun when finish() was called, or because the
+    /// journal's budget was used up.
     std::size_t shards_waited = 0;
     std::size_t journal_bytes = 0; ///< of records written
     double seconds = 0;            ///< from its beginning to its end, with the time that gradients took to arrive
     step_phase gradients;          ///< until the norm was known, speculative updates included
-    step_phase update; ///< after that: all updates, the remaining ones, or a rollback and the repeated updates
+    /// After that: either all updates, or only the remaining ones, or a rollback and the repeated updates.
+    step_phase update;
     /// Bytes read and written by gradients and update.
     [[nodiscard]] std::size_t bytes_moved() const noexcept;
     isa tier = isa::scalar; ///< instruction set
@@ -207,8 +209,8 @@ struct optimizer_options {
     std::optional<loss_scaling_options> loss_scaling = {};
     speculation speculate = speculation::automatic; ///< when shards are updated before the norm is known
     /// Maximum size of the records from which a step is rolled back. Even with a larger
-    /// maximum, no more memory is allocated than the records of one step can take. A record takes, in bytes an element,
-    /// by the types of param and moments:
+    /// maximum, no more memory is allocated than the records of one step can take. The size of a record, in bytes per
+    /// element, depends on the types of param and moments:
     ///
     /// - float32 or split_float32, moments float32: 2 in the first step, 2.1 to 2.3 in training, at most 14;
     ///   always 12 with tier scalar
@@ -220,13 +222,14 @@ struct optimizer_options {
     /// - 16 bits, moments bfloat16: 6
     /// - other types: the bytes of param and moments
     ///
-    /// With tracked changes, a record also holds an eighth of a byte for each element. Each record begins at a multiple
+    /// If the shard tracks which weights change (any_shard::track()), a record also holds an eighth of a byte for each
+    /// element. Each record begins at a multiple
     /// of 64 bytes. In a record that copies the state, each copied array begins at such a multiple, too. This padding
     /// matters only for shards of a few elements. The journal does not fill its pages completely: to compute a budget,
     /// multiply these sizes by 9/8, then add for each thread 16 times the longest record of one block (at most 0.9 MiB
-    /// a thread). Absent: with keep_last_step, the most that records can take; otherwise 3 bytes an element for shards
-    /// whose records take 2 to 2.3, and the bytes of the state for all other shards. A block that finds the budget used
-    /// up waits for the norm.
+    /// a thread). If this option is absent, the maximum is: with keep_last_step, the most that records can take;
+    /// otherwise 3 bytes an element for shards whose records take 2 to 2.3, and the size of the state for all others. A
+    /// block that finds the budget used up waits for the norm.
     std::optional<std::size_t> journal_budget_bytes = {};
     bool keep_last_step = false; ///< for rollback()
     /// Seconds that a device may take for its part of a step before it counts as not answering.

@@ -237,8 +237,8 @@ public:
     [[nodiscard]] kernel::step_pointers const& pointers() const noexcept { return pointers_; }
     /// The format.
     [[nodiscard]] shard_format const& format() const noexcept { return *format_; }
-    /// The array that `array` names. Reads only that pointer, so the gradient may be replaced while threads ask for
-    /// others.
+    /// The array that `array` names. Reads only that pointer, so one thread may replace the gradient while others
+    /// call data() for other arrays.
     [[nodiscard]] std::byte* data(shard_array::index array) const noexcept
     {
         switch (array) {

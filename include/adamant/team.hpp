@@ -61,7 +61,8 @@ namespace detail {
 
 // A piece of work for all members of a team, in its submitter's memory.
 struct team_request {
-    // Called once by each member, with 0 and 0; or, where work is cut into chunks, for ranges of these.
+    // If the work is not cut into chunks: called once by each member, with begin and end 0. If it is: called by members
+    // for ranges of chunks.
     void (*run)(team_request& self, unsigned member, std::size_t begin, std::size_t end) = nullptr;
     std::size_t chunks = 0;
     unsigned chunk_takers = 0;  // 0: the work is not cut into chunks
@@ -144,11 +145,11 @@ ADAMANT_BEGIN_NAMESPACE
 /// OMP_DYNAMIC) do not affect it, and the caller's threads, affinity and OpenMP settings do not change. hwloc binds
 /// each thread to its PU, and the binding is read back from the kernel. The threads block signals.
 ///
-/// All threads get a request together. Requests run one after another, in the order of submission. Thread safety: call
-/// every member function from any thread, also concurrently, but not during the destructor.
+/// A request is given to all threads at the same time. Requests run one after another, in the order of submission.
+/// Thread safety: call every member function from any thread, also concurrently, but not during the destructor.
 class team {
 public:
-    /// Maximum number of threads of a team: Linux numbers no more PUs.
+    /// Maximum number of threads of a team. Linux supports at most this many PUs.
     static constexpr unsigned max_threads = 8192;
 
     /// Creates and binds the threads.
@@ -195,9 +196,10 @@ public:
         {
             return {state_, std::forward<Task>(task), 0, 0, &detail::submit, false};
         }
-    /// Calls task(member, begin, end) for disjoint ranges of chunks 0 to chunks - 1 (fewer than 2^32) that together are
-    /// all chunks. The first `takers` threads (0: all) take part. Each one starts with a range of its own, which is the
-    /// same in every call with these numbers, and then steals chunks from the others. Other threads are not woken.
+    /// Divides the numbers from 0 to chunks - 1 into disjoint ranges, and calls task(member, begin, end) for each.
+    /// There must be fewer than 2^32 chunks. The first `takers` threads (0: all) take part. Each one starts with a
+    /// range of its own, which is the same in every call with these numbers, and then steals chunks from the others.
+    /// Other threads are not woken.
     template <class Task>
         requires std::is_invocable_v<Task&, unsigned, std::size_t, std::size_t> submission<Task>
         submit(std::size_t chunks, Task&& task, unsigned takers = 0)
@@ -235,7 +237,7 @@ private:
     {
         return takers == 0 || takers > size() ? size() : takers;
     }
-    // All of the team's threads inherit its signal mask.
+    // Starts the leader with all signals blocked. The team's other threads inherit its signal mask.
     void start_leader();
 
     std::shared_ptr<detail::team_state> state_;
