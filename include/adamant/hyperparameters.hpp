@@ -111,7 +111,8 @@ void powers(double const (&base)[2], std::uint64_t exponent, double (&out)[2]) n
 // the step size becomes 0.
 float round_coefficient(double value) noexcept;
 
-// Never inlined: compilers could move its arithmetic to where the caller has not set the floating-point mode yet.
+// Never inlined: otherwise compilers could move its arithmetic out of the region in which the caller has set the
+// floating-point mode.
 void compute_coefficients(hyperparameters const& hyper, std::uint64_t step, grad_scaling const& scaling,
                           coefficients& out) noexcept;
 

@@ -124,8 +124,7 @@ public:
     std::optional<shard_id> find_shard(std::string_view name, std::size_t begin = 0) const;
     /// Uses another gradient buffer of the same size and type from now on. Call it between steps, or in an open step
     /// before the submit() of the shard; from any thread except the team's. Allocates nothing after prepare(). If
-    /// you have set another buffer since the last step: before you call rollback(), set the one that the last step read
-    /// again.
+    /// the shard has got another buffer since the last step, set that step's buffer before you call rollback().
     /// @throws invalid_argument for a null pointer (unless the shard has no elements), for memory that a step writes,
     /// for a submitted or skipped shard, for a shard whose gradient is on a device, and, if a device that shares the
     /// host's memory updates a part of the shard, for an address that is not a multiple of 16
@@ -210,8 +209,8 @@ public:
     optimizer_report step_gradients(std::span<void const* const> gradients, step_values const& values = {});
 
     /// Opens a step. The first call allocates, unless prepare() was called.
-    /// @throws invalid_argument for invalid values and if a step is open; what prepare() throws. In these
-    /// cases no step is open afterwards, except one that was open before
+    /// @throws invalid_argument for invalid values and if a step is open; what prepare() throws. Then it has
+    /// opened no step
     void begin_step(step_values const& values = {});
     /// Marks the gradient of the shard as ready. Workers start on it immediately, and the call does not wait for them.
     /// With few elements, the call does the work itself.

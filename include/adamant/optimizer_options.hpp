@@ -223,13 +223,12 @@ struct optimizer_options {
     /// - other types: the bytes of param and moments
     ///
     /// If the shard tracks which weights change (any_shard::track()), a record also holds an eighth of a byte for each
-    /// element. Each record begins at a multiple
-    /// of 64 bytes. In a record that copies the state, each copied array begins at such a multiple, too. This padding
-    /// matters only for shards of a few elements. The journal does not fill its pages completely: to compute a budget,
-    /// multiply these sizes by 9/8, then add for each thread 16 times the longest record of one block (at most 0.9 MiB
-    /// a thread). If this option is absent, the maximum is: with keep_last_step, the most that records can take;
-    /// otherwise 3 bytes an element for shards whose records take 2 to 2.3, and the size of the state for all others. A
-    /// block that finds the budget used up waits for the norm.
+    /// element. Each record begins at a multiple of 64 bytes. In a record that copies the state, each copied array
+    /// begins at such a multiple, too. This padding matters only for shards of a few elements. The journal does not
+    /// fill its pages completely: to compute a budget, multiply these sizes by 9/8, then add for each thread 16 times
+    /// the longest record of one block (at most 0.9 MiB a thread). If this option is absent, the maximum is: with
+    /// keep_last_step, the most that records can take; otherwise 3 bytes an element for shards whose records take 2
+    /// to 2.3, and the size of the state for all others. A block that finds the budget used up waits for the norm.
     std::optional<std::size_t> journal_budget_bytes = {};
     bool keep_last_step = false; ///< for rollback()
     /// Seconds that a device may take for its part of a step before it counts as not answering.

@@ -26,9 +26,9 @@
 // adamant::compiled) includes adamant/src.hpp, which holds the definitions. Functions of X.hpp that are not templates
 // are defined in X.ipp.
 //
-// Functions of set-up, and those that many places call, are noinline: compilers take less time for a call than for a
-// copy. They are not cold, because compilers treat all that follows a call of a cold function as cold, too, even in
-// users' functions.
+// Functions that take long anyway (set-up, begin_step(), finish()) and helpers with many callers are noinline:
+// compilers take less time for a call than for a copy. They are not cold, because compilers treat all that follows a
+// call of a cold function as cold, too, even in users' functions.
 #if defined(ADAMANT_SEPARATE_COMPILATION)
 #define ADAMANT_DECL
 #else

@@ -31,16 +31,11 @@ ADAMANT_DECL void text_part::append_to(std::string& text) const
     text.append(digits);
 }
 
-inline void append_all(std::string& text, std::initializer_list<text_part> parts)
-{
-    for (text_part const& part : parts)
-        part.append_to(text);
-}
-
 ADAMANT_DECL std::string text_of(std::initializer_list<text_part> parts)
 {
     std::string text;
-    append_all(text, parts);
+    for (text_part const& part : parts)
+        part.append_to(text);
     return text;
 }
 
@@ -52,9 +47,7 @@ ADAMANT_DECL std::string text_of(std::initializer_list<text_part> parts)
 // Returns the message of an error.
 inline std::string message_of(std::initializer_list<text_part> parts)
 {
-    std::string text = "adamant: ";
-    append_all(text, parts);
-    return text;
+    return text_of({"adamant: ", text_of(parts)});
 }
 ADAMANT_DECL void throw_invalid_argument(std::initializer_list<text_part> parts)
 {
