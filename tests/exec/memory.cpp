@@ -342,6 +342,20 @@ TEST_CASE("sizes that no machine has are refused")
     CHECK(refusal([&] { buffer<float>{wraps_to_4}; }).find(std::to_string(wraps_to_4)) != std::string::npos);
 }
 
+TEST_CASE("sizes in errors are rounded to a tenth of a MiB or GiB", "[once]")
+{
+    using detail::bytes_text;
+    CHECK(bytes_text(0) == "0 bytes");
+    CHECK(bytes_text(1) == "1 byte");
+    CHECK(bytes_text(mib - 1) == "1048575 bytes");
+    CHECK(bytes_text(mib) == "1048576 bytes (1 MiB)");
+    CHECK(bytes_text(mib + mib / 4) == "1310720 bytes (1.3 MiB)");
+    CHECK(bytes_text(1024 * mib - 1) == "1073741823 bytes (1024 MiB)");
+    CHECK(bytes_text(1024 * mib) == "1073741824 bytes (1 GiB)");
+    CHECK(bytes_text(23890325504) == "23890325504 bytes (22.2 GiB)");
+    CHECK(bytes_text(std::numeric_limits<std::size_t>::max()) == "18446744073709551615 bytes (17179869184 GiB)");
+}
+
 // User reports: DeepSpeed #6666, bitsandbytes #1402, torchao #959.
 TEST_CASE("too much memory is refused before anything is mapped", "[host_oom]")
 {
@@ -365,7 +379,7 @@ TEST_CASE("too much memory is refused before anything is mapped", "[host_oom]")
     fake_root root;
     root.put("proc/meminfo", "MemTotal:  262144 kB\nMemFree: 1 kB\nMemAvailable:  98304 kB\n");
     std::string const text = refusal<unavailable>([&] { memory_block(96 * mib + 1, {}, root.path()); });
-    CHECK(mentions(text, "adamant: cannot allocate 100663297 bytes (96"));
+    CHECK(mentions(text, "adamant: cannot allocate 100663297 bytes (96 MiB): "));
     CHECK(mentions(text, "only 100663296 bytes (96 MiB) are left according to MemAvailable in /proc/meminfo"));
     CHECK(mappings_of(96 * mib) == before);
     memory_block const fits(96 * mib, {}, root.path());
@@ -609,8 +623,8 @@ TEST_CASE("hugetlb pages are taken where the pool has them, else it is said how 
         root.put(pool + "nr_hugepages", "10\n").put(pool + "free_hugepages", "1\n").put(pool + "resv_hugepages", "1\n");
         std::size_t const before = mappings_of(more);
         std::string const text = refusal<unavailable>([&] { memory_block(more, with(kind, true), root.path()); });
-        CHECK(mentions(text,
-                       std::to_string(there + 1) + " pages of kind " + std::string(name(kind)) + " were requested"));
+        CHECK(mentions(text, std::to_string(there + 1) + (there == 0 ? " page of kind " : " pages of kind ") +
+                                 std::string(name(kind)) + (there == 0 ? " was requested" : " were requested")));
         CHECK(mentions(text, "but 0 are free (mmap: "));
         CHECK(mentions(text, "write " + std::to_string(10 + there + 1) + " to"));
         CHECK(mentions(text, pool + "nr_hugepages"));

@@ -147,7 +147,8 @@ ADAMANT_DECL void memory_block::touch(std::size_t begin, std::size_t end) noexce
     bool const giant = options.pages == page_kind::hugetlb_1g;
     std::size_t const bytes = round_up(report_.bytes, page_bytes(options.pages));
     std::size_t const pages = bytes / page_bytes(options.pages);
-    std::string const asked = detail::text_of({pages, " pages of kind ", name(options.pages), " were requested, but "});
+    std::string const asked = text_of({counted(pages, "page"), " of kind ", name(options.pages),
+                                       pages == 1 ? " was requested, but " : " were requested, but "});
     // Check the cgroup's limit here: a mapping above it would succeed, and its first touch would raise SIGBUS.
     memory_limit const room = cgroup_room(root, giant ? "hugetlb.1GB" : "hugetlb.2MB");
     if (bytes > room.bytes)
@@ -203,7 +204,7 @@ ADAMANT_DECL void memory_block::touch(std::size_t begin, std::size_t end) noexce
         why = "they are switched off for this process; start it without PR_SET_THP_DISABLE, which it or a parent has "
               "set (in a systemd unit: MemoryTHP=disable)";
     else if (std::size_t const huge_page = detail::transparent_bytes(root); report_.bytes < huge_page)
-        why = detail::text_of({detail::bytes_text(report_.bytes), " are less than one of them (",
+        why = detail::text_of({"a block of ", detail::bytes_text(report_.bytes), " is less than one of them (",
                                detail::bytes_text(huge_page), "); request more in one block"});
     else
         return;

@@ -18,7 +18,6 @@
 
 #include <adamant/error.hpp>
 #include <adamant/memory.hpp>
-#include <adamant/detail/core/default_mode.hpp>
 #include <adamant/detail/core/system_file.hpp>
 #include <adamant/detail/topology/cgroup.hpp>
 
@@ -35,11 +34,17 @@ constexpr bool is_hugetlb(page_kind kind) noexcept
     return kind == page_kind::hugetlb_2m || kind == page_kind::hugetlb_1g;
 }
 
+// From 1 MiB on with the same in MiB or GiB, rounded to a tenth.
 [[gnu::noinline]] inline std::string bytes_text(std::size_t bytes)
 {
-    default_mode_scope const mode;
-    bool const mib = bytes < std::size_t{1} << 30;
-    return text_of({bytes, " bytes (", static_cast<double>(bytes) / (mib ? 0x1p20 : 0x1p30), mib ? " MiB)" : " GiB)"});
+    std::string const number = counted(bytes, "byte");
+    if (bytes >> 20 == 0)
+        return number;
+    bool const mib = bytes >> 30 == 0;
+    std::size_t const unit = std::size_t{1} << (mib ? 20 : 30);
+    std::size_t const tenths = bytes / unit * 10 + (bytes % unit * 10 + unit / 2) / unit;
+    std::string const fraction = tenths % 10 == 0 ? std::string() : text_of({".", tenths % 10});
+    return text_of({number, " (", tenths / 10, fraction, mib ? " MiB)" : " GiB)"});
 }
 
 inline std::size_t page_bytes(page_kind kind) noexcept
