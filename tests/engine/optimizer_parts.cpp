@@ -135,20 +135,20 @@ TEST_CASE("the machine answers what its states mean", "[once]")
 TEST_CASE("the sum of squares decides about a skip, the norm and the clip coefficient", "[once]")
 {
     double const inf = std::numeric_limits<double>::infinity();
-    norm_verdict v = judge({16, 0}, 2, 0, true);
+    norm_verdict v = judge({16, 0}, 2, 0, nonfinite_policy::skip);
     CHECK((!v.skips && v.norm == 2 && v.clip == 1));
-    v = judge({16, 0}, 2, 1, true);
+    v = judge({16, 0}, 2, 1, nonfinite_policy::skip);
     CHECK((!v.skips && v.norm == 2 && v.clip == clip_coefficient(2, 1)));
-    v = judge({16, 3}, 2, 1, true);
+    v = judge({16, 3}, 2, 1, nonfinite_policy::skip);
     CHECK((v.skips && v.norm == 2 && v.clip == 1)); // a step that is skipped is not clipped
-    v = judge({16, 3}, 2, 1, false);
+    v = judge({16, 3}, 2, 1, nonfinite_policy::apply);
     CHECK((!v.skips && v.clip == clip_coefficient(2, 1)));
-    v = judge({1, 0}, 1, inf, true);
+    v = judge({1, 0}, 1, inf, nonfinite_policy::skip);
     CHECK(v.clip == 1);
-    CHECK(judge({0x1p260, 0}, 1, 0x1p1, true).clip ==
-          clip_coefficient(0x1p130, 2));                           // too small for one float, not for two
-    CHECK(judge({0x1p260, 0}, 0x1p120, 0x1p-130, true).clip == 0); // nor for two
-    CHECK(judge({1, 0}, 1e30, 1e-300, true).clip == 0);            // 0 as a double, too
+    CHECK(judge({0x1p260, 0}, 1, 0x1p1, nonfinite_policy::skip).clip ==
+          clip_coefficient(0x1p130, 2)); // too small for one float, not for two
+    CHECK(judge({0x1p260, 0}, 0x1p120, 0x1p-130, nonfinite_policy::skip).clip == 0); // nor for two
+    CHECK(judge({1, 0}, 1e30, 1e-300, nonfinite_policy::skip).clip == 0);            // 0 as a double, too
 }
 
 TEST_CASE("once the norm is known, what is wrong is rolled back and what is left is done, and nothing else", "[once]")
@@ -205,11 +205,11 @@ TEST_CASE("a plan speculates only where it may, and goes by what was wrong latel
     auto const first_pass = [](optimizer_options const& options, double max_norm, bool as_they_arrive, bool has_device,
                                std::uint8_t wrong) {
         step_plan plan;
-        step_terms terms;
-        terms.max_norm = max_norm;
-        make_plan(plan, terms, options, 3, {as_they_arrive, has_device, wrong});
+        plan.terms.max_norm = max_norm;
+        plan.terms.on_nonfinite = options.on_nonfinite;
+        make_plan(plan, options, 3, {as_they_arrive, has_device, wrong});
         CHECK(plan.shards == std::vector(3, shard_in_step::awaited));
-        CHECK(plan.waits_for_room == has_device);
+        CHECK(plan.unrecorded == (has_device ? without_room::waits : without_room::steps));
         CHECK(plan.keeps_records() == (has_device || options.keep_last_step));
         return plan.first_pass;
     };
@@ -229,10 +229,10 @@ TEST_CASE("a plan speculates only where it may, and goes by what was wrong latel
 
     auto const until_finish = [](optimizer_options const& options, double max_norm, bool has_device) {
         step_plan plan;
-        step_terms terms;
-        terms.max_norm = max_norm;
-        make_plan(plan, terms, options, 3, {true, has_device, 0});
-        return plan.speculates_until_finish;
+        plan.terms.max_norm = max_norm;
+        plan.terms.on_nonfinite = options.on_nonfinite;
+        make_plan(plan, options, 3, {true, has_device, 0});
+        return plan.speculates == speculating::until_finish;
     };
     optimizer_options can_roll_back;
     can_roll_back.keep_last_step = true;
@@ -433,7 +433,7 @@ TEST_CASE("what finish() finds unstepped is measured and waits, unless all is to
         step_plan plan;
         plan.first_pass = block_pass::speculate;
         plan.measured = measuring::for_norm;
-        plan.speculates_until_finish = until_finish;
+        plan.speculates = until_finish ? speculating::until_finish : speculating::until_norm;
         plan.shards = {shard_in_step::submitted};
         plan.assumed = plan.decided = {{make_coefficients({}, 1), {}}};
         executor const cpu;

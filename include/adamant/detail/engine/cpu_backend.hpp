@@ -147,7 +147,7 @@ public:
     // finish() was called: if the plan says so, blocks not stepped yet wait for the norm. Thread-safe.
     void all_is_submitted() noexcept
     {
-        if (plan_.speculates_until_finish)
+        if (plan_.speculates == speculating::until_finish)
             stop_speculating();
     }
     [[nodiscard]] bool is_empty() const noexcept { return entry_count_.load(std::memory_order_relaxed) == 0; }
@@ -342,7 +342,8 @@ private:
         group_step const& step = plan_.assumed[w.coefficients];
         for (std::size_t b = w.begin; b < w.end; ++b) {
             offload_shard::ready_gradient const g = ready_gradient(w, b, step.rules, plan_.measures());
-            if (plan_.skips_nonfinite && g.squares.nonfinite != 0) // the step will be skipped
+            if (plan_.terms.on_nonfinite == nonfinite_policy::skip &&
+                g.squares.nonfinite != 0) // the step will be skipped
                 stop_speculating();
             if (!stopped_speculating_.load(std::memory_order_relaxed))
                 (void)step_recorded(w, b, g, step);
@@ -388,7 +389,7 @@ private:
     void step_block(block_work const& w, std::size_t b, offload_shard::ready_gradient const& g,
                     group_step const& step) noexcept
     {
-        if (plan_.keeps_records() && (step_recorded(w, b, g, step) || plan_.waits_for_room))
+        if (plan_.keeps_records() && (step_recorded(w, b, g, step) || plan_.unrecorded == without_room::waits))
             return;
         w.s.shard.step(b, g, step.c, w.access);
     }

@@ -26,10 +26,10 @@ struct norm_verdict {
 
 // squares: over all ranks. max_norm 0: no limit. The result depends on the rounding mode.
 [[nodiscard]] inline norm_verdict judge(grad_squares const& squares, double loss_scale, double max_norm,
-                                        bool skips_nonfinite) noexcept
+                                        nonfinite_policy on_nonfinite) noexcept
 {
     norm_verdict verdict;
-    verdict.skips = skips_nonfinite && squares.nonfinite != 0;
+    verdict.skips = on_nonfinite == nonfinite_policy::skip && squares.nonfinite != 0;
     verdict.norm = std::sqrt(squares.sum) / loss_scale;
     if (verdict.skips || max_norm == 0)
         return verdict;

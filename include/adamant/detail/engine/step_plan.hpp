@@ -28,7 +28,7 @@ struct step_terms {
     bool moves_scaler = false; // the loss scale comes from the dynamic scaler, which this step updates
     double max_norm = 0;
     double max_abs = 0;
-    bool zero_nonfinite = false;
+    nonfinite_policy on_nonfinite = nonfinite_policy::skip;
     std::vector<double> lr = {}; // for each group, or empty
 };
 
@@ -48,7 +48,7 @@ inline void make_terms(step_terms& terms, step_values const& values, optimizer_o
     terms.moves_scaler = !values.loss_scale;
     terms.max_norm = max_norm;
     terms.max_abs = max_abs;
-    terms.zero_nonfinite = options.on_nonfinite == nonfinite_policy::zero;
+    terms.on_nonfinite = options.on_nonfinite;
     terms.lr.assign(values.lr.begin(), values.lr.end());
 }
 
@@ -60,9 +60,10 @@ enum class measuring : std::uint8_t {
 };
 [[nodiscard]] inline measuring measuring_of(step_terms const& terms, optimizer_options const& options) noexcept
 {
-    if (terms.max_norm != 0 || options.on_nonfinite == nonfinite_policy::skip || options.reduce)
+    if (terms.max_norm != 0 || terms.on_nonfinite == nonfinite_policy::skip || options.reduce)
         return measuring::for_norm;
-    bool const is_reported = terms.zero_nonfinite || (options.loss_scaling && terms.moves_scaler);
+    bool const is_reported =
+        terms.on_nonfinite == nonfinite_policy::zero || (options.loss_scaling && terms.moves_scaler);
     return is_reported ? measuring::for_report : measuring::none;
 }
 // Until when the records of stepped blocks are kept.
@@ -102,7 +103,7 @@ inline group_step make_group_step(parameter_group const& group, std::size_t i, s
     if (!terms.lr.empty())
         hyper.lr = terms.lr[i];
     group_step result{make_coefficients(hyper, step, {.loss_scale = terms.loss_scale}),
-                      {.zero_nonfinite = terms.zero_nonfinite}};
+                      {.zero_nonfinite = terms.on_nonfinite == nonfinite_policy::zero}};
     set_gradient_factor(result, group, terms.loss_scale, clip);
     if (terms.max_abs != 0) {
         result.rules.limited = true;
@@ -135,7 +136,18 @@ enum class shard_in_step : std::uint8_t { awaited, submitted, skipped };
     return shard != shard_in_step::skipped;
 }
 
+// Until when blocks are stepped before the norm is known.
+enum class speculating : std::uint8_t {
+    until_norm,
+    // Once all gradients are submitted, the remaining blocks wait for the norm: measuring them costs less than
+    // recording a step that may be rolled back.
+    until_finish
+};
+// What a pass does with a block whose record does not fit into the journal.
+enum class without_room : std::uint8_t { steps, waits };
+
 struct step_plan {
+    step_terms terms;
     block_pass first_pass = block_pass::measure;
     // For each group, and then for each of own_steps. assumed: coefficients of steps taken before the norm is known,
     // and of all existing records. decided: coefficients of the step once the norm is known.
@@ -146,11 +158,8 @@ struct step_plan {
     std::vector<shard_in_step> shards;
     measuring measured = measuring::for_report; // in the first pass
     record_life records = record_life::norm;
-    bool skips_nonfinite = false; // a non-finite gradient makes this step change nothing
-    // Once all gradients are submitted, the remaining blocks wait for the norm: measuring them costs less than
-    // recording a step that may be rolled back. False if every step keeps records anyway.
-    bool speculates_until_finish = false;
-    bool waits_for_room = false; // a block whose record does not fit into the journal is not stepped yet
+    speculating speculates = speculating::until_norm;
+    without_room unrecorded = without_room::steps;
 
     [[nodiscard]] bool measures() const noexcept { return measured != measuring::none; }
     [[nodiscard]] bool needs_norm() const noexcept { return measured == measuring::for_norm; }
@@ -167,11 +176,11 @@ struct step_plan {
     }
 };
 
-// Adds the coefficients of shards whose step numbers, if there are any, are not the optimizer's. Requires plan.assumed
-// for each group. If it throws, coefficients_of is unchanged. The result depends on the rounding mode.
+// Adds the coefficients of shards whose step numbers, if there are any, are not the optimizer's. Requires plan.terms,
+// and plan.assumed for each group. If it throws, coefficients_of is unchanged. The result depends on the rounding mode.
 template <class Shards>
 inline void add_own_steps(step_plan& plan, std::vector<parameter_group> const& groups, Shards const& shards,
-                          step_terms const& terms, std::span<std::uint64_t const> numbers)
+                          std::span<std::uint64_t const> numbers)
 {
     std::size_t const used = numbers.size(); // 0 or the number of shards
     plan.own_steps.reserve(used);
@@ -183,29 +192,28 @@ inline void add_own_steps(step_plan& plan, std::vector<parameter_group> const& g
     for (std::size_t i = 0; i < used; ++i) {
         own_step const own{shards[i].group, numbers[i]};
         auto const next = std::lower_bound(plan.own_steps.begin(), plan.own_steps.end(), own);
-        if (own.number != terms.step && (next == plan.own_steps.end() || *next != own))
+        if (own.number != plan.terms.step && (next == plan.own_steps.end() || *next != own))
             plan.own_steps.insert(next, own);
     }
     if (plan.own_steps.empty())
         return;
     for (own_step const& own : plan.own_steps)
-        plan.assumed.push_back(make_group_step(groups[own.group], own.group, terms, 1.0, own.number));
+        plan.assumed.push_back(make_group_step(groups[own.group], own.group, plan.terms, 1.0, own.number));
     for (std::size_t i = 0; i < used; ++i) {
         own_step const own{shards[i].group, numbers[i]};
         auto const found = std::lower_bound(plan.own_steps.begin(), plan.own_steps.end(), own);
-        plan.coefficients_of.push_back(numbers[i] == terms.step
+        plan.coefficients_of.push_back(numbers[i] == plan.terms.step
                                            ? own.group
                                            : groups.size() + static_cast<std::size_t>(found - plan.own_steps.begin()));
     }
 }
 
 // Applies another clip coefficient to plan.decided. It changes only the gradient factors.
-inline void clip_decided_steps(step_plan& plan, std::vector<parameter_group> const& groups, step_terms const& terms,
-                               double clip)
+inline void clip_decided_steps(step_plan& plan, std::vector<parameter_group> const& groups, double clip)
 {
     for (std::size_t i = 0; i < plan.decided.size(); ++i)
         set_gradient_factor(plan.decided[i], groups[i < groups.size() ? i : plan.own_steps[i - groups.size()].group],
-                            terms.loss_scale, clip);
+                            plan.terms.loss_scale, clip);
 }
 
 // What a plan depends on besides terms and options.
@@ -214,22 +222,23 @@ struct plan_context {
     bool has_device = false;
     std::uint8_t wrong_assumptions = 0; // a bit for each of the last eight steps
 };
-// Initializes the plan of a step with these terms. Requires plan.assumed. Allocates nothing if the plan has had a step
+// Initializes the rest of the plan. Requires plan.terms and plan.assumed. Allocates nothing if the plan has had a step
 // over as many shards and groups before.
-inline void make_plan(step_plan& plan, step_terms const& terms, optimizer_options const& options, std::size_t shards,
+inline void make_plan(step_plan& plan, optimizer_options const& options, std::size_t shards,
                       plan_context const& context)
 {
     plan.decided = plan.assumed;
     plan.shards.assign(shards, shard_in_step::awaited);
-    plan.skips_nonfinite = options.on_nonfinite == nonfinite_policy::skip;
-    plan.measured = measuring_of(terms, options);
+    plan.measured = measuring_of(plan.terms, options);
     // A device may fail. With a device, every step can therefore be rolled back until both backends have completed it.
     plan.records = options.keep_last_step ? record_life::next_step
                    : context.has_device   ? record_life::step
                                           : record_life::norm;
-    plan.waits_for_room = context.has_device;
-    plan.speculates_until_finish =
-        plan.needs_norm() && !plan.keeps_records() && options.speculate != speculation::always;
+    plan.unrecorded = context.has_device ? without_room::waits : without_room::steps;
+    // If every step keeps records anyway, speculating costs nothing more.
+    plan.speculates = plan.needs_norm() && !plan.keeps_records() && options.speculate != speculation::always
+                          ? speculating::until_finish
+                          : speculating::until_norm;
     bool const assumes = plan.needs_norm() && context.may_speculate &&
                          (options.speculate == speculation::always || (options.speculate == speculation::automatic &&
                                                                        std::popcount(context.wrong_assumptions) <= 4));

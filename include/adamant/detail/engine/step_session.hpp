@@ -76,7 +76,7 @@ public:
         plan_.shards.assign(registry_.size(), shard_in_step::awaited);
         plan_.assumed.reserve(registry_.groups().size());
         plan_.decided.reserve(registry_.groups().size());
-        terms_.lr.reserve(registry_.groups().size());
+        plan_.terms.lr.reserve(registry_.groups().size());
     }
 
     // ---- A step
@@ -87,21 +87,21 @@ public:
     {
         bool const is_async = kind == step_kind::async;
         check_shard_steps(values.shard_steps);
-        make_terms(terms_, values, options_, registry_.groups().size(), training_.steps + 1, training_.loss_scale());
+        make_terms(plan_.terms, values, options_, registry_.groups().size(), training_.steps + 1,
+                   training_.loss_scale());
         rounded_to_nearest([&] {
-            make_group_steps(registry_.groups(), terms_, 1.0, plan_.assumed);
-            add_own_steps(plan_, registry_.groups(), registry_.shards(), terms_, values.shard_steps);
+            make_group_steps(registry_.groups(), plan_.terms, 1.0, plan_.assumed);
+            add_own_steps(plan_, registry_.groups(), registry_.shards(), values.shard_steps);
         });
         // With a small model, submit() works in the calling thread, so speculation would hide nothing.
         bool const may_speculate = kind == step_kind::as_they_arrive &&
                                    (!dispatcher_.works_in_submit() || options_.speculate == speculation::always);
-        make_plan(plan_, terms_, options_, registry_.size(),
-                  {may_speculate, has_device(), training_.wrong_assumptions});
+        make_plan(plan_, options_, registry_.size(), {may_speculate, has_device(), training_.wrong_assumptions});
         history_.forget();
         forget_records();
         error_ = nullptr;
         dispatcher_.begin();
-        stats_.begin(terms_, dispatcher_.device());
+        stats_.begin(dispatcher_.device());
         stats_.set_unmeasured(is_async || dispatcher_.do_pass_measures() ? unmeasured_passes::none
                                                                          : unmeasured_passes::later);
         machine_.open(is_async);
@@ -358,14 +358,15 @@ private:
     [[nodiscard]] bool decide_next()
     {
         step_state const state = machine_.state();
-        bool const without_room = plan_.waits_for_room && state == step_state::stepping && unrecorded_blocks() != 0;
-        decision const next = state == step_state::open ? decide_by_norm() : after_pass(state, without_room);
+        bool const some_wait =
+            plan_.unrecorded == without_room::waits && state == step_state::stepping && unrecorded_blocks() != 0;
+        decision const next = state == step_state::open ? decide_by_norm() : after_pass(state, some_wait);
         if (state == step_state::rolling_back) {
             forget_records();
             stats_.forgets_records();
         }
         if (next.state == step_state::finishing)
-            plan_.waits_for_room = false;
+            plan_.unrecorded = without_room::steps;
         if (next.state != step_state::over && next.pass == block_pass::rest)
             plan_.assumed = plan_.decided; // the coefficients of records from now on
         next_pass_ = next.pass;
@@ -384,9 +385,9 @@ private:
         grad_squares const squares = total.rounded();
         norm_verdict verdict;
         rounded_to_nearest([&] {
-            verdict = judge(squares, terms_.loss_scale, terms_.max_norm, plan_.skips_nonfinite);
-            if (!verdict.skips && terms_.max_norm != 0)
-                clip_decided_steps(plan_, registry_.groups(), terms_, verdict.clip);
+            verdict = judge(squares, plan_.terms.loss_scale, plan_.terms.max_norm, plan_.terms.on_nonfinite);
+            if (!verdict.skips && plan_.terms.max_norm != 0)
+                clip_decided_steps(plan_, registry_.groups(), verdict.clip);
         });
         stats_.norm_is_known(squares, verdict);
         first_pass_facts const facts = stats_.facts(dispatcher_.device());
@@ -406,7 +407,7 @@ private:
             history_.keep(training_.scaler, registry_);
         else
             blocks_.forget_records();
-        move_scaler(training_.scaler, terms_, options_, stats_.report().nonfinite_grads != 0);
+        move_scaler(training_.scaler, plan_.terms, options_, stats_.report().nonfinite_grads != 0);
         registry_.forget_sums();
         training_.steps += applied;
     }
@@ -471,7 +472,6 @@ private:
     step_history history_;
 
     step_machine machine_;
-    step_terms terms_;
     step_plan plan_;
     block_pass next_pass_ = block_pass::rest;
     block_table blocks_;

@@ -34,14 +34,14 @@ public:
     [[nodiscard]] optimizer_report& report() noexcept { return report_; }
 
     // Starts the statistics of a step. device: null without a device.
-    void begin(step_terms const& terms, device_backend const* device)
+    void begin(device_backend const* device)
     {
         share_of_first_ = share_of_rest_ = ranks_s_ = 0;
         if (device != nullptr)
             usage_before_ = device->device().usage();
         counted_journal_bytes_ = 0;
         report_ = {};
-        begin_report(report_, host_.cpu(), pus_, terms);
+        begin_report(report_, host_.cpu(), pus_, plan_.terms);
         started_ = std::chrono::steady_clock::now();
     }
     // Estimates the busy time of these passes by their duration: cpu_backend::run_all() does not measure it.
@@ -171,7 +171,7 @@ private:
     std::string pus_;
     optimizer_report report_;
     std::chrono::steady_clock::time_point started_, started_update_;
-    double share_of_first_ = 0, share_of_rest_ = 0; // of the threads; see set_own_threads()
+    double share_of_first_ = 0, share_of_rest_ = 0; // of the threads; see set_unmeasured()
     double ranks_s_ = 0;                            // waiting for other ranks
     std::size_t rest_bytes_ = 0;                    // to step the remaining blocks
     std::size_t rollback_bytes_ = 0;                // to roll back the first pass

@@ -37,7 +37,6 @@ public:
     // gradients are in host memory.
     [[nodiscard]] norm_verdict norm(device_columns* device_state, step_terms const& terms, zenflow_report& report) const
     {
-        bool const skips = options_.on_nonfinite == nonfinite_policy::skip;
         norm_verdict verdict;
         squares_total total;
         if (device_state != nullptr)
@@ -63,7 +62,7 @@ public:
         if (options_.reduce)
             total = reduced(options_, total);
         grad_squares const squares = total.rounded();
-        rounded_to_nearest([&] { verdict = judge(squares, terms.loss_scale, terms.max_norm, skips); });
+        rounded_to_nearest([&] { verdict = judge(squares, terms.loss_scale, terms.max_norm, terms.on_nonfinite); });
         report_norm(report, true, squares, verdict);
         if (report.nonfinite_grads != 0)
             find_first_nonfinite(report);

@@ -189,7 +189,7 @@ private:
         if (step.ends_window()) {
             plan.deferred(background_.next());
             background_.next().prepare(model_.matrices);
-            background_.next().zero_nonfinite = terms_.zero_nonfinite && step.may_overflow;
+            background_.next().zero_nonfinite = terms_.on_nonfinite == nonfinite_policy::zero && step.may_overflow;
         }
         std::vector<sum_tile> sums = plan.sums(report);
         if (device_state != nullptr)
