@@ -32,12 +32,13 @@ namespace {
 
 // Three tensors of all kinds, of which the one in the middle has its gradients and weights on the device.
 struct model {
-    std::shared_ptr<emulated_device> gpu = test::make_device();
+    std::shared_ptr<emulated_device> gpu;
     std::vector<tensor> tensors;
     on_device there;
     std::unique_ptr<optimizer> steps; // before what it works on
 
-    explicit model(optimizer_options options = {}, double ratio = 0.5)
+    explicit model(optimizer_options options = {}, double ratio = 0.5, emulation_options emulated = {})
+        : gpu(test::make_device(std::move(emulated)))
     {
         test::random_bits random(7);
         tensors.emplace_back(kinds[0], 3 * norm_block_elems + 11, random);
@@ -378,6 +379,51 @@ TEST_CASE("A device without the memory says so, and everything stays where it wa
     // What is given back is given back.
     hybrid.steps->place(nullptr, split(hybrid.steps->shard_sizes(), {.ratio = 1}));
     CHECK(hybrid.gpu->memory().free_bytes == hybrid.gpu->memory().total_bytes - 2 * 40960);
+    hybrid.steps->set_gradient(1, hybrid.tensors[1].mine[grad].data()); // no device writes it any more
+}
+
+TEST_CASE("If a placement and the return to the one before both fail, the CPU has all shards and reads their gradients")
+{
+    auto const& states = expected({}, {.max_norm = 0.0});
+    std::size_t both_failed = 0;
+    for (std::size_t after = 1; after < 4; ++after) { // the first allocations are the new placement's
+        model m({}, 0.5, {.memory_bytes = 900000});
+        (void)m.step(1, 0, {.max_norm = 0.0});
+        m.gpu->fail(device_operation::allocate, after);
+        std::string const text =
+            message_of([&] { m.steps->place(m.gpu, split(m.steps->shard_sizes(), {.ratio = 0})); });
+        REQUIRE((text != "no error" || test::shares_memory));
+        m.gpu->resume();
+        if (text.find("restoring the previous placement failed, too") == text.npos)
+            continue;
+        ++both_failed;
+        m.placed = false;
+        REQUIRE(difference(m.all(), states[1]) == "");
+        m.steps->set_gradient(1, m.tensors[1].mine[grad].data());
+        (void)m.step(2, 0, {.max_norm = 0.0});
+        REQUIRE(difference(m.all(), states[2]) == "");
+    }
+    CHECK((both_failed == 1 || test::shares_memory));
+}
+
+TEST_CASE("step_async() of a device whose reduction fails has changed nothing, and asks the ranks once", "[both]")
+{
+    step_values const values{.max_norm = 1e-3};
+    auto const& states = expected({}, values);
+    int calls = 0;
+    optimizer_options options;
+    options.reduce = [&](auto) {
+        if (++calls == 1)
+            throw std::runtime_error("a rank is gone");
+    };
+    model m(options);
+    CHECK_THROWS_AS(m.step(1, 1, values), std::runtime_error);
+    CHECK(calls == 1);
+    CHECK(m.steps->steps() == 0);
+    REQUIRE(difference(m.all(), states[0]) == "");
+    (void)m.step(1, 1, values);
+    CHECK(calls == 2);
+    REQUIRE(difference(m.all(), states[1]) == "");
 }
 
 TEST_CASE("A checkpoint of one ratio loads under another")

@@ -182,16 +182,15 @@ ADAMANT_DECL void optimizer::place(std::shared_ptr<device> target, placement con
         target.reset(); // it would have no work
     core_->is_laid_out = false;
     core_->session.history().forget();
-    core_->move_shards(std::move(target), requested.pieces);
-    core_->build_layout();
-    // The weights of shards that moved back were on the device only. From now on the CPU uploads them.
-    detail::cpu_backend const& host = core_->dispatcher().host();
-    for (detail::block_range const& r : host.ranges())
-        if (shards.has_device_arrays(r.shard))
-            host.for_each_slice_of(
-                r, [&](std::size_t begin, std::size_t end) { shards[r.shard].shard.round_weights(begin, end); });
-    if (core_->partition() == nullptr)
-        shards.forget_device_arrays();
+    bool const had_device = core_->partition() != nullptr;
+    try {
+        core_->move_shards(std::move(target), requested.pieces);
+    } catch (...) {
+        if (had_device && core_->partition() == nullptr) // the CPU has all shards now
+            core_->build_layout_of_placement();
+        throw;
+    }
+    core_->build_layout_of_placement();
     core_->allocate(true);
 }
 ADAMANT_DECL std::vector<std::size_t> optimizer::shard_sizes() const

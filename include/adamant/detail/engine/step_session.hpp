@@ -177,7 +177,7 @@ public:
             return stats_.report();
         }
         try {
-            std::rethrow_exception(std::exchange(error_, nullptr));
+            std::rethrow_exception(error_); // stays set, so that the rollback's work does not continue the step
         } catch (...) {
             give_up_and_rethrow();
         }
