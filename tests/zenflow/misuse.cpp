@@ -264,6 +264,135 @@ TEST_CASE("zenflow: after a device has died, place(nullptr) and load() go on wit
     a.by.step();
 }
 
+TEST_CASE("zenflow: a device that died with weights unpublished can be left for another", "[both]")
+{
+    misused a({.topk_ratio = 0.5, .select_interval = 4, .update_interval = 1, .overlap = false},
+              {.on_nonfinite = nonfinite_policy::skip, .device_timeout_s = 0.2});
+    a.by.step();
+    std::vector<std::vector<float>> memory;
+    zenflow_state kept = rows_of(a.by.state(), 0, 64, memory);
+    std::vector<float> const before = a.values();
+    std::vector<float> const weights = a.weights;
+    kept.params[0].weights = reinterpret_cast<std::byte const*>(weights.data());
+    std::size_t unpublished = 0;
+    for (std::size_t after = 0; after < 30; ++after) {
+        a.place(test::make_device());
+        a.by.step();
+        a.on->hang(device_operation::copy_up, after);
+        std::string const text = refusal<device_error>([&] { a.by.step(); });
+        if (text != "no exception") {
+            unpublished += text.find("is complete nevertheless") != text.npos;
+            CHECK(mentions(refusal<device_error>([&] { a.by.load(kept); }), {"place(nullptr)"}));
+        }
+        a.by.place(nullptr);
+        std::shared_ptr<emulated_device> const old = a.on;
+        a.on = test::make_device();
+        a.set_arrays();
+        if (text != "no exception") // as an optimizer without deferred gradients says
+            CHECK(mentions(refusal<invalid_argument>([&] { a.by.place(a.on); }), {"inconsistent", "load()"}));
+        a.by.load(kept);
+        a.by.place(a.on);
+        old->resume();
+        CHECK(a.values() == before);
+        a.by.step();
+        a.by.place(nullptr);
+        a.by.load(kept);
+        if (text == "no exception")
+            break;
+    }
+    CHECK((unpublished != 0 || test::shares_memory));
+}
+
+TEST_CASE("zenflow: a reduction that fails leaves the step open, whatever it throws", "[both]")
+{
+    for (bool const on_device : {false, true}) {
+        int calls = 0, failing = -1;
+        auto const reduce = [&](auto&&...) {
+            if (++calls == failing)
+                throw device_error("adamant: the reduction's own device has failed");
+        };
+        misused a({.topk_ratio = 0.5, .select_interval = 1, .update_interval = 1, .reduce_columns = reduce},
+                  {.on_nonfinite = nonfinite_policy::skip, .reduce = reduce});
+        if (on_device)
+            a.place(test::make_device());
+        a.by.begin_step();
+        for (std::size_t i = 0; i < 2; ++i)
+            a.by.submit(i);
+        for (failing = 1; failing < 4; ++failing) { // the norm, the largest gradients, the scores
+            calls = 0;
+            CHECK(mentions(refusal<device_error>([&] { a.by.finish(); }), {"the reduction's own device"}));
+        }
+        failing = -1;
+        a.by.finish();
+        misused b({.topk_ratio = 0.5, .select_interval = 1, .update_interval = 1});
+        b.by.step();
+        CHECK(a.by.steps() == 1);
+        CHECK(a.values() == b.values());
+    }
+}
+
+TEST_CASE("zenflow: a sum in place of the maximum over ranks is refused", "[both]")
+{
+    for (bool const on_device : {false, true})
+        for (std::int64_t const ranks : {2, 4, 5, 1024}) {
+            misused a({.topk_ratio = 0.5, .select_interval = 1, .reduce_columns = [&](auto numbers, column_reduction) {
+                           for (std::int64_t& each : numbers)
+                               each *= ranks;
+                       }});
+            a.grad.assign(misuse_elems, 0.01f); // the sum of two is a number, too
+            if (on_device)
+                a.place(test::make_device());
+            CHECK(mentions(refusal<invalid_argument>([&] { a.by.step(); }), {"the result of reduce_columns"}));
+        }
+}
+
+TEST_CASE("zenflow: rounding that becomes stochastic while columns are on a device has the same bits", "[both]")
+{
+    auto const run = [](bool on_device) {
+        constexpr std::size_t rows = 64, columns = 8, n = rows * columns;
+        std::vector<float> param(n, 0.5f), grad(n), exp_avg(n), weights(n, 0.5f);
+        std::vector<bfloat16> exp_avg_sq(n);
+        for (std::size_t i = 0; i < n; ++i)
+            grad[i] = static_cast<float>(1 + i % 97) * 1e-3f * (i % columns % 3 == 0 ? 10.0f : 1.0f);
+        zenflow_optimizer by(executor({.threads = 2}), {.topk_ratio = 0.4, .select_interval = 100});
+        hyperparameters nearest = adamw();
+        nearest.rounding.exp_avg_sq = rounding::nearest;
+        by.add_group("all", nearest);
+        by.add_param({0, "matrix", shard(param, grad, exp_avg, exp_avg_sq), columns, weights.data()});
+        std::shared_ptr<emulated_device> on;
+        if (on_device) {
+            on = test::make_device();
+            device_arrays const there = {on->allocate(n * 4), on->allocate(n * 4)};
+            by.set_device_arrays(0, there);
+            std::memcpy(on->real(there.grad, n * 4), grad.data(), n * 4);
+            by.place(on);
+        }
+        by.step();
+        by.set_hyperparameters(0, adamw());
+        for (int step = 0; step < 3; ++step)
+            by.step();
+        (void)by.state();
+        by.place(nullptr);
+        return std::pair(exp_avg_sq, weights);
+    };
+    auto const [on_cpu, weights_of_cpu] = run(false);
+    auto const [on_device, weights_of_device] = run(true);
+    CHECK(std::memcmp(on_cpu.data(), on_device.data(), on_cpu.size() * sizeof(bfloat16)) == 0);
+    CHECK((weights_of_cpu == weights_of_device));
+}
+
+TEST_CASE("zenflow: the report of a window does not count deferred updates that flush() has waited for", "[both]")
+{
+    misused a({.topk_ratio = 0.5, .select_interval = 100, .update_interval = 1});
+    a.by.step();
+    a.by.flush();
+    std::vector<void const*> const none(2);
+    double deferred_s = 0;
+    for (int step = 0; step < 4; ++step)
+        deferred_s += a.by.step_gradients(none).deferred_s;
+    CHECK(deferred_s == 0);
+}
+
 TEST_CASE("zenflow: no task of the team loads a state or accumulates a gradient, and nothing has changed")
 {
     std::size_t const n = 400'000;

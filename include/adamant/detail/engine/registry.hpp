@@ -119,16 +119,16 @@ public:
         if (shard >= shards_.size())
             throw_invalid_argument({"there is no shard ", shard, "; the optimizer has ", shards_.size()});
     }
-    // Adds a shard whose steps run the kernels of `tier`.
+    // Adds a shard whose steps run the kernels of `tier`. extents: further arrays, which must not overlap its own.
     std::size_t add_shard(std::size_t group, std::string const& name, any_shard const& view,
-                          accumulator_array const& sum, shard_position position, isa tier)
+                          accumulator_array const& sum, shard_position position, isa tier,
+                          std::vector<array_extent> extents = {})
     {
         require_group(group);
         check_accumulator(name, view, sum);
         offload_shard const added(view.at({param_number_of(name), position.begin}), tier,
                                   static_cast<std::byte*>(sum.data()), sum.type(),
                                   sum.kernels() == nullptr ? nullptr : &sum.kernels()(tier));
-        std::vector<array_extent> extents;
         append_extents(extents, added, shards_.size(), true);
         refuse_overlaps(std::move(extents));
         shards_.push_back({added, group, blocks()});

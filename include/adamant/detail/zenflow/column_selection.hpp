@@ -14,8 +14,7 @@ ADAMANT_BEGIN_NAMESPACE
 [[nodiscard]] std::size_t selected_columns(std::size_t columns, double ratio) noexcept;
 
 // Sets selected[c] to 1 for the selected_columns() columns with the highest scores, and to 0 for the others. Scores
-// must be at least 0. Among equal scores the lower column wins. Throws invalid_argument if the numbers of flags and
-// scores differ, or if the ratio is invalid. Allocates nothing.
+// must be at least 0, and the ratio from 0 to 1. Among equal scores the lower column wins. Allocates nothing.
 void select_columns(std::span<std::int64_t const> scores, double ratio, std::span<std::uint8_t> selected);
 
 // The columns of one matrix, for a selection among all matrices.

@@ -6,7 +6,6 @@
 #include <bit>
 #include <cmath>
 
-#include <adamant/error.hpp>
 #include <adamant/detail/core/default_mode.hpp>
 #include <adamant/detail/numerics/float_mode.hpp>
 #include <adamant/detail/zenflow/column_selection.hpp>
@@ -14,14 +13,6 @@
 ADAMANT_BEGIN_NAMESPACE
 
 namespace detail {
-
-ADAMANT_DECL void check_selection(double ratio, std::size_t columns, std::size_t flags)
-{
-    if (!(ratio >= 0 && ratio <= 1))
-        throw_invalid_argument({"cannot select columns: the ratio is ", ratio, ". It must be from 0 to 1."});
-    if (columns != flags)
-        throw_invalid_argument({"cannot select columns: there are ", columns, " scores, but ", counted(flags, "flag")});
-}
 
 // Binary search: the least number up to `max` for which the predicate holds. The predicate is monotonic, from false to
 // true.
@@ -42,8 +33,9 @@ template <class Predicate>
 // The bits of a column's score per row. Bits of non-negative doubles have the order of the doubles.
 [[nodiscard]] inline std::uint64_t rank_of(column_candidates const& matrix, std::size_t column) noexcept
 {
-    return std::bit_cast<std::uint64_t>(static_cast<double>(matrix.scores[column]) * matrix.unit /
-                                        static_cast<double>(matrix.rows));
+    return matrix.rows == 0 ? 0
+                            : std::bit_cast<std::uint64_t>(static_cast<double>(matrix.scores[column]) * matrix.unit /
+                                                           static_cast<double>(matrix.rows));
 }
 
 } // namespace detail
@@ -59,7 +51,6 @@ ADAMANT_DECL std::size_t selected_columns(std::size_t columns, double ratio) noe
 
 ADAMANT_DECL void select_columns(std::span<std::int64_t const> scores, double ratio, std::span<std::uint8_t> selected)
 {
-    detail::check_selection(ratio, scores.size(), selected.size());
     std::size_t const wanted = selected_columns(scores.size(), ratio);
     auto const above = [&](std::uint64_t score) {
         return static_cast<std::size_t>(std::count_if(
@@ -80,20 +71,18 @@ ADAMANT_DECL void select_columns(std::span<std::int64_t const> scores, double ra
 ADAMANT_DECL void select_columns(std::span<column_candidates const> matrices, double ratio)
 {
     std::size_t elements = 0;
-    for (column_candidates const& m : matrices) {
-        detail::check_selection(ratio, m.scores.size(), m.selected.size());
+    for (column_candidates const& m : matrices)
         elements += m.rows * m.scores.size();
-    }
     detail::rounded_to_nearest([&] {
         auto const budget = static_cast<std::size_t>(std::floor(static_cast<double>(elements) * ratio + 0.5));
         std::uint64_t highest = 0;
         for (column_candidates const& m : matrices)
-            for (std::size_t c = 0; c < m.scores.size() && m.rows != 0; ++c)
+            for (std::size_t c = 0; c < m.scores.size(); ++c)
                 highest = std::max(highest, detail::rank_of(m, c));
         auto const above = [&](std::uint64_t rank) {
             std::size_t sum = 0;
             for (column_candidates const& m : matrices)
-                for (std::size_t c = 0; c < m.scores.size() && m.rows != 0; ++c)
+                for (std::size_t c = 0; c < m.scores.size(); ++c)
                     sum += detail::rank_of(m, c) > rank ? m.rows : 0;
             return sum;
         };
@@ -102,7 +91,7 @@ ADAMANT_DECL void select_columns(std::span<column_candidates const> matrices, do
         std::size_t left = budget - above(edge);
         for (column_candidates const& m : matrices)
             for (std::size_t c = 0; c < m.scores.size(); ++c) {
-                std::uint64_t const rank = m.rows == 0 ? 0 : detail::rank_of(m, c);
+                std::uint64_t const rank = detail::rank_of(m, c);
                 bool const at_edge = rank == edge && m.rows != 0 && left >= m.rows;
                 if (rank == edge && !at_edge)
                     left = 0;

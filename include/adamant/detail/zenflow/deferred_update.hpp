@@ -24,7 +24,7 @@ namespace detail {
 template <class Tile>
 class tiled_work {
 public:
-    // Replaces the tiles, which have `elems` elements together. Requires is_done().
+    // Replaces the tiles, which have `elems` elements together. Requires that no thread works on a tile.
     void begin(std::vector<Tile> tiles, std::size_t elems) noexcept
     {
         std::lock_guard const lock(mutex_);
@@ -113,7 +113,7 @@ public:
 
     [[nodiscard]] bool is_active() const noexcept { return is_active_; }
     [[nodiscard]] bool is_done() const noexcept { return work_.is_done(); }
-    // Allocates, so that begin() does not. `parts` must not change until then. Call only while no thread works on it.
+    // Plans the tiles of `parts`, which must not change until they are done. Call only while no thread works on it.
     void prepare(std::vector<zenflow_matrix> const& matrices)
     {
         std::vector<tile> tiles;
@@ -126,16 +126,11 @@ public:
             elems += parts[m].sums == nullptr ? 0 : matrices[m].size();
             left[m] = parts[m].sums == nullptr ? 0 : matrices[m].strips() * matrices[m].strip_parts();
         }
-        tiles_ = std::move(tiles);
-        elems_ = elems;
+        work_.begin(std::move(tiles), elems);
         tiles_left_ = std::move(left);
     }
-    // Activates the update and starts its tiles.
-    void begin() noexcept
-    {
-        work_.begin(std::move(tiles_), elems_);
-        is_active_ = true;
-    }
+    // Activates the update: its tiles may be done.
+    void begin() noexcept { is_active_ = true; }
     // Activates an update whose tiles are done already: only its weights are unpublished.
     void begin_done() noexcept
     {
@@ -182,8 +177,6 @@ private:
                                       part.step_of, access);
     }
 
-    std::vector<tile> tiles_; // prepared for begin()
-    std::size_t elems_ = 0;   // of tiles_
     tiled_work<tile> work_;
     std::vector<std::atomic<std::size_t>> tiles_left_; // for each matrix: tiles not done yet
     bool is_active_ = false;

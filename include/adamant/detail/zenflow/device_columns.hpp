@@ -18,18 +18,10 @@
 #include <adamant/detail/device/device_session.hpp>
 #include <adamant/detail/engine/step_plan.hpp>
 #include <adamant/detail/zenflow/device_gradients.hpp>
-#include <adamant/detail/zenflow/zenflow_matrix.hpp>
+#include <adamant/detail/zenflow/zenflow_model.hpp>
 
 ADAMANT_BEGIN_NAMESPACE
 namespace detail {
-
-// The columns of a param on the device, in the order of the list.
-struct resident {
-    std::vector<std::uint32_t> const* list; // columns
-    std::vector<std::uint32_t> const* step_of;
-    std::size_t steps; // number of different steps
-    bool stochastic;   // some array is rounded stochastically, which depends on the position in the param
-};
 
 enum class copy_direction { upload, download };
 
@@ -50,7 +42,6 @@ public:
                 bytes += device_aligned(std::max<std::size_t>(1, columns(i)) * sizeof(std::uint32_t));
             }
             staging_ = device_->allocate(bytes);
-            publishing_lists_.resize(matrices_.size());
             gradients_.emplace(device_, matrices_, arrays_);
         } catch (...) {
             device_->release(staging_);
@@ -73,8 +64,9 @@ public:
 
     // ---- State
 
-    // Uploads the state of all residents. Throws as device::allocate(), and device_error; then the device has no state.
-    void send(std::vector<resident> const& all)
+    // Uploads the state of the listed columns of all params, the residents. Throws as device::allocate(), and
+    // device_error; then the device has no state.
+    void send(std::vector<zenflow_param_state> const& all)
     {
         drop();
         std::vector<device_piece> pieces;
@@ -85,9 +77,9 @@ public:
         for (std::size_t i = 0; i < all.size(); ++i) {
             offload_shard const& s = matrices_[i].shard();
             resident_layout r;
-            r.list = *all[i].list;
+            r.list = all[i].plan.list;
             r.first_step = steps;
-            steps += all[i].steps;
+            steps += all[i].plan.steps.size();
             r.in_place = can_share(i) && !is_tracked(i, r.list);
             r.pitch = r.in_place
                           ? rows(i)
@@ -106,7 +98,7 @@ public:
             copy_image(copy_direction::upload);
             device_->copy_up(memory_, image_.get(), bytes);
             for (std::size_t i = 0; i < all.size(); ++i)
-                add_pieces(i, all[i], pieces);
+                add_pieces(i, all[i].plan.step_of, pieces);
             device_->wait_event(device_stream::work, device_->record_event(device_stream::up));
             part_ = device_->make_part(std::move(pieces), true);
             part_->forget_records();
@@ -140,31 +132,34 @@ public:
 
     // ---- A step
 
-    // Steps all residents whose param takes part, with records, and writes their weights. steps: sorted by param, then
-    // as resident::step_of. is_new: the residents were just sent, so this writes the weights of all of them. Waits. If
-    // it throws device_error, call roll_back().
-    void step(std::vector<group_step> const& steps, std::vector<shard_in_step> const& params, bool is_new)
+    // Steps the residents of each param that takes part, with records, and writes their weights. is_new: the residents
+    // were just sent, so this writes the weights of all of them. Waits. If it throws device_error, call roll_back().
+    void step(std::vector<zenflow_param_state> const& all, std::vector<shard_in_step> const& in_step, bool is_new)
     {
+        std::vector<group_step> steps;
+        for (zenflow_param_state const& state : all)
+            steps.insert(steps.end(), state.plan.steps.begin(), state.plan.steps.end());
         part_->forget_records();
-        steps_ = steps;
+        steps_ = std::move(steps);
         std::vector<std::uint32_t> pieces;
         for (std::size_t p = 0; p < param_of_piece_.size(); ++p)
-            if (takes_part(params[param_of_piece_[p]]))
+            if (takes_part(in_step[param_of_piece_[p]]))
                 pieces.push_back(static_cast<std::uint32_t>(p));
         for (std::size_t i = 0; i < residents_.size(); ++i)
-            if (takes_part(params[i]) && columns(i) != 0)
+            if (takes_part(in_step[i]) && columns(i) != 0)
                 device_->gather_columns(columns_of(i, shard_array::grad, arrays_[i].grad));
         run(block_pass::speculate, pieces);
+        auto const publishes = [&](std::size_t i) { return takes_part(in_step[i]) || is_new; };
         for (std::size_t i = 0; i < residents_.size(); ++i)
-            if (takes_part(params[i]) || is_new)
+            if (publishes(i))
                 send_weights(i);
         for (std::size_t i = 0; i < residents_.size(); ++i)
-            if ((takes_part(params[i]) || is_new) && is_tracked(i))
+            if (publishes(i) && is_tracked(i))
                 download_weights(i);
         wait();
         part_->forget_records(); // the step is complete
         for (std::size_t i = 0; i < residents_.size(); ++i)
-            if ((takes_part(params[i]) || is_new) && is_tracked(i))
+            if (publishes(i) && is_tracked(i))
                 copy_weights_to_host(i);
     }
     // Rolls back step(), even if it ran partly. Returns false if the device does not answer.
@@ -202,14 +197,13 @@ public:
     }
     // Whether that copy is enqueued or complete. A reset may have dropped it.
     [[nodiscard]] bool is_staged(std::uint64_t number) const noexcept { return number == device_->resets(); }
-    // Enqueues the copy of these columns from staging memory to the weights in use.
+    // Enqueues the copy of these columns from staging memory to the weights in use. The list must live until then.
     void flush(std::size_t param, std::vector<std::uint32_t> const& columns)
     {
         if (columns.empty())
             return;
-        publishing_lists_[param] = columns;
         device_ptr const list = staging_ + lists_[param];
-        device_->copy_up(list, publishing_lists_[param].data(), columns.size() * sizeof(std::uint32_t));
+        device_->copy_up(list, columns.data(), columns.size() * sizeof(std::uint32_t));
         device_->wait_event(device_stream::work, device_->record_event(device_stream::up));
         zenflow_matrix const& m = matrices_[param];
         column_copy copy;
@@ -223,19 +217,25 @@ public:
         copy.elem_bytes = weight_bytes(param);
         device_->scatter_columns(copy);
     }
-    // Enqueues a copy of all weights by rows between host memory and the device.
-    void copy_weights(std::size_t param, copy_direction direction)
+    // Copies the weights of all params by rows between host memory and the device. Waits.
+    void copy_weights(copy_direction direction)
     {
-        zenflow_matrix const& m = matrices_[param];
-        std::byte* const host = m.published();
-        std::size_t const bytes = m.shard().size() * weight_bytes(param);
-        if (direction == copy_direction::upload)
-            device_->copy_up(arrays_[param].weight_out, host, bytes);
-        else if (columns(param) != 0) // copy_to_host() has copied a vector's
-            device_->copy_down(host, arrays_[param].weight_out, bytes);
+        try {
+            for (std::size_t i = 0; i < matrices_.size(); ++i) {
+                std::byte* const host = matrices_[i].published();
+                std::size_t const bytes = matrices_[i].shard().size() * weight_bytes(i);
+                if (direction == copy_direction::upload)
+                    device_->copy_up(arrays_[i].weight_out, host, bytes);
+                else if (columns(i) != 0) // copy_to_host() has copied a vector's
+                    device_->copy_down(host, arrays_[i].weight_out, bytes);
+            }
+            wait();
+        } catch (...) {
+            device_.settle(); // no copy may use the caller's arrays any more
+            throw;
+        }
     }
     void wait() { device_.wait(); }
-    void settle() noexcept { device_.settle(); }
     [[nodiscard]] bool stop() noexcept { return device_.stop(); }
 
 private:
@@ -295,20 +295,21 @@ private:
             return {reinterpret_cast<std::uintptr_t>(s.data(which) + s.bytes(which, r.list[k] * rows(i)))};
         return memory_ + r.offset[which] + s.bytes(which, k * r.pitch);
     }
-    // Merges consecutive columns of the same step into one piece. With stochastic rounding and in the shard's arrays,
-    // only columns that are consecutive in the param, too.
-    void add_pieces(std::size_t i, resident const& source, std::vector<device_piece>& pieces)
+    // Merges consecutive columns of the same step into one piece. In the shard's arrays, and with types that may be
+    // rounded stochastically, by the position in the param, only columns that are consecutive in the param, too.
+    void add_pieces(std::size_t i, std::vector<std::uint32_t> const& step_of, std::vector<device_piece>& pieces)
     {
         resident_layout const& r = residents_[i];
         zenflow_matrix const& m = matrices_[i];
         offload_shard const& s = m.shard();
-        bool const whole = r.pitch == rows(i) && (!source.stochastic || m.all_rows() == rows(i));
+        bool const by_position = rounds_stochastically(s.format().types, {.exp_avg_sq = true, .param = true});
+        bool const whole = r.pitch == rows(i) && (!by_position || m.all_rows() == rows(i));
         if (pieces.empty())
             param_of_piece_.clear();
         for (std::size_t k = 0, end = 0; k < r.list.size() && rows(i) != 0; k = end) {
-            std::uint32_t const step = (*source.step_of)[r.list[k]];
-            for (end = k + 1; end < r.list.size() && whole && (*source.step_of)[r.list[end]] == step &&
-                              ((!source.stochastic && !r.in_place) || r.list[end] == r.list[end - 1] + 1);)
+            std::uint32_t const step = step_of[r.list[k]];
+            for (end = k + 1; end < r.list.size() && whole && step_of[r.list[end]] == step &&
+                              ((!by_position && !r.in_place) || r.list[end] == r.list[end - 1] + 1);)
                 ++end;
             device_piece piece;
             for (shard_array::index const which : state_arrays)
@@ -386,7 +387,6 @@ private:
     std::vector<device_arrays> const arrays_; // for each param
     device_ptr staging_;                      // unpublished weights by columns, and lists of columns
     std::vector<std::size_t> staged_, lists_;
-    std::vector<std::vector<std::uint32_t>> publishing_lists_; // keep the lists alive during their upload
     std::optional<device_gradients> gradients_;
     // The residents.
     device_ptr memory_;

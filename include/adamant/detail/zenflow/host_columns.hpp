@@ -30,7 +30,13 @@ public:
     // Steps selected columns and vectors, and writes their weights.
     void step(kernel::memory_access const& access)
     {
-        gather();
+        for_each_part(model_.cpu, model_.rows.size(), model_.matrix_elems, [&](std::size_t i) {
+            zenflow_part const& p = model_.rows[i];
+            zenflow_param_state const& state = model_.params[p.param];
+            if (model_.takes_part(p.param))
+                model_.matrices[p.param].gather(state.plan.list, p.begin, p.end,
+                                                gathered_.data() + state.plan.gathered);
+        });
         columns_.clear();
         std::size_t elems = 0;
         for (std::size_t i = 0; i < model_.size(); ++i)
@@ -63,17 +69,6 @@ public:
     }
 
 private:
-    void gather()
-    {
-        for_each_part(model_.cpu, model_.rows.size(), model_.matrix_elems, [&](std::size_t i) {
-            zenflow_part const& p = model_.rows[i];
-            zenflow_param_state const& state = model_.params[p.param];
-            if (model_.takes_part(p.param))
-                model_.matrices[p.param].gather(state.plan.list, p.begin, p.end,
-                                                gathered_.data() + state.plan.gathered);
-        });
-    }
-
     zenflow_model const& model_;
     buffer<std::byte> gathered_;
     std::vector<zenflow_part> columns_;

@@ -107,7 +107,6 @@ ADAMANT_DECL void zenflow_optimizer::set_gradient(shard_id param, void const* gr
              ": its gradients are on a device, which copies them to the array that the param "
              "had when place() was called. Use that array."});
     }
-    core_->background().finish_sums();
     model.set_gradient(param.index, grad);
 }
 ADAMANT_DECL std::size_t zenflow_optimizer::memory_bytes() const noexcept
@@ -191,7 +190,8 @@ ADAMANT_DECL void zenflow_optimizer::flush()
     core_->rules.known_state(core_->device());
     core_->team().check_process();
     core_->session.catch_up();
-    core_->background().finish_and_flush();
+    zenflow_report unused;
+    core_->background().finish_and_flush(unused);
     core_->background().require_published(steps());
 }
 
@@ -220,6 +220,7 @@ ADAMANT_DECL void zenflow_optimizer::place(std::shared_ptr<device> target)
         detach();
         return;
     }
+    core.rules.known_state(core.device());
     core.session.catch_up();
     core.background().settle();
     core.rules.may_use_arrays_on(target.get(), core.device());
@@ -289,11 +290,8 @@ ADAMANT_DECL zenflow_state zenflow_optimizer::state()
     core_->background().settle();
     core_->background().copy_to_host();
     zenflow_state all{position(), core_->session.deferred_norm(), core_->session.scaler(), groups(), {}};
-    for (std::size_t i = 0; i < params(); ++i) {
-        all.params.push_back(detail::view_of(core_->model, i));
-        if (core_->background().current().is_active())
-            all.params.back().publishing = core_->background().current().parts[i].columns;
-    }
+    for (std::size_t i = 0; i < params(); ++i)
+        all.params.push_back(detail::view_of(core_->model, core_->background().current(), i));
     return all;
 }
 ADAMANT_DECL void zenflow_optimizer::load(zenflow_state const& state)
@@ -332,7 +330,7 @@ ADAMANT_DECL void zenflow_optimizer::load(std::span<zenflow_state const> states)
     if (any_publishing)
         core.background().current().begin_done();
     if (core.device_state() != nullptr)
-        core.background().copy_weights(detail::copy_direction::upload);
+        core.device_state()->copy_weights(detail::copy_direction::upload);
     core.session.end_load();
 }
 

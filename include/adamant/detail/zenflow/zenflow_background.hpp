@@ -51,32 +51,20 @@ public:
     // ---- The device
 
     [[nodiscard]] device_columns* device_state() const noexcept { return device_state_.get(); }
-    void detach_device() noexcept { device_state_.reset(); }
+    void detach_device() noexcept
+    {
+        device_state_.reset();
+        publishing_is_due_ = false; // after a failure it may be set
+    }
     // Attaches a device, and uploads all weights.
     void attach_device(std::shared_ptr<device> target, double timeout_s)
     {
         team_.ensure();
-        device_state_ = std::make_unique<device_columns>(std::move(target), model_.matrices,
+        auto attached = std::make_unique<device_columns>(std::move(target), model_.matrices,
                                                          model_.registry.all_device_arrays(), timeout_s);
-        try {
-            copy_weights(copy_direction::upload);
-        } catch (...) {
-            device_state_.reset();
-            throw;
-        }
+        attached->copy_weights(copy_direction::upload);
+        device_state_ = std::move(attached);
         nothing_is_staged();
-    }
-    // Copies all weights between host and device. Waits.
-    void copy_weights(copy_direction direction)
-    {
-        try {
-            for (std::size_t i = 0; i < model_.size(); ++i)
-                device_state_->copy_weights(i, direction);
-            device_state_->wait();
-        } catch (...) {
-            device_state_->settle(); // no copy may use the caller's arrays any more
-            throw;
-        }
     }
     // Copies state and weights from the device to the host's arrays.
     void copy_to_host()
@@ -85,7 +73,7 @@ public:
             return;
         try {
             device_state_->copy_to_host();
-            copy_weights(copy_direction::download);
+            device_state_->copy_weights(copy_direction::download);
         } catch (device_error const&) { // without a rollback, a failure in the background would fail every later call
             roll_back();
             throw;
@@ -221,21 +209,7 @@ public:
         nothing_is_staged();
     }
 
-    void finish_and_flush()
-    {
-        if (!current_->is_active())
-            return;
-        settle();
-        for (std::size_t i = 0; i < model_.size(); ++i) {
-            list_columns(current_->parts[i].columns, 1, publishing_[i]);
-            // The weights of all other columns are up to date, so copying them changes nothing.
-            if (device_state_ == nullptr && !publishing_[i].empty())
-                model_.copy_weights(i);
-        }
-        current_->forget();
-        publishing_is_due_ = device_state_ != nullptr;
-        try_to_publish();
-    }
+    // Finishes the deferred update, and publishes its weights.
     void finish_and_flush(zenflow_report& report)
     {
         if (!current_->is_active())
@@ -244,7 +218,15 @@ public:
         settle();
         report.deferred_s = current_->take_busy_s() / std::max(1u, model_.cpu.threads());
         auto const done = std::chrono::steady_clock::now();
-        finish_and_flush();
+        for (std::size_t i = 0; i < model_.size(); ++i) {
+            list_columns(current_->parts[i].columns, publishing_[i]);
+            // The weights of all other columns are up to date, so copying them changes nothing.
+            if (device_state_ == nullptr && !publishing_[i].empty())
+                model_.copy_weights(i);
+        }
+        current_->forget();
+        publishing_is_due_ = device_state_ != nullptr;
+        try_to_publish();
         report.waited_s = std::chrono::duration<double>(done - start).count();
         report.publish_s = std::chrono::duration<double>(std::chrono::steady_clock::now() - done).count();
     }

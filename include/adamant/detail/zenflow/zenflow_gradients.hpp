@@ -7,7 +7,9 @@
 #include <bit>
 #include <cstddef>
 #include <cstdint>
+#include <exception>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include <adamant/error.hpp>
@@ -26,6 +28,11 @@
 ADAMANT_BEGIN_NAMESPACE
 namespace detail {
 
+// An exception of reduce or reduce_columns. The step stays open, even if it is a device_error.
+struct rank_error {
+    std::exception_ptr error;
+};
+
 class zenflow_gradients {
 public:
     zenflow_gradients(zenflow_model& model, zenflow_options const& zenflow, optimizer_options const& options)
@@ -34,7 +41,7 @@ public:
     }
 
     // Computes the norm of all gradients, and decides whether the step is skipped or clipped. device_state: null if the
-    // gradients are in host memory.
+    // gradients are in host memory. All three functions throw rank_error.
     [[nodiscard]] norm_verdict norm(device_columns* device_state, step_terms const& terms, zenflow_report& report) const
     {
         norm_verdict verdict;
@@ -59,8 +66,7 @@ public:
                           squares_of_parts.add(index, part);
                       });
         total.add(squares_of_parts.sum());
-        if (options_.reduce)
-            total = reduced(options_, total);
+        reduce(total);
         grad_squares const squares = total.rounded();
         rounded_to_nearest([&] { verdict = judge(squares, terms.loss_scale, terms.max_norm, terms.on_nonfinite); });
         report_norm(report, true, squares, verdict);
@@ -72,14 +78,14 @@ public:
     // read in host memory.
     void select(device_columns* device_state) const
     {
-        find_largest(device_state);
-        std::vector<std::int64_t> const scores = column_scores(device_state);
+        std::vector<float> const largest = largest_gradients(device_state);
+        std::vector<std::int64_t> const scores = column_scores(device_state, largest);
         std::vector<column_candidates> candidates;
         std::size_t first = 0;
         for (std::size_t i = 0; i < model_.size(); ++i) {
             std::size_t const n = model_.matrices[i].columns();
             if (model_.is_matrix(i))
-                candidates.push_back({std::span(scores).subspan(first, n), score_scale(i).unit,
+                candidates.push_back({std::span(scores).subspan(first, n), score_scale(largest[i]).unit,
                                       model_.matrices[i].all_rows(), model_.params[i].plan.wanted});
             first += n;
         }
@@ -116,72 +122,95 @@ public:
             deferred_parts.add(index, part_deferred);
         });
         squares_total done = done_parts.sum(), deferred = deferred_parts.sum();
-        if (options_.reduce) {
-            done = reduced(options_, done);
-            deferred = reduced(options_, deferred);
-        }
+        reduce(done);
+        reduce(deferred);
         return {done.rounded(), deferred.rounded()};
     }
 
 private:
-    // Sets `largest` of each param: the largest magnitude of its gradients over all ranks.
-    void find_largest(device_columns* device_state) const
+    // Calls callback(arguments...) of the options.
+    template <class Callback, class... Arguments>
+    static auto ask_ranks(Callback const& callback, Arguments&&... arguments)
+    {
+        try {
+            return callback(std::forward<Arguments>(arguments)...);
+        } catch (...) {
+            throw rank_error{std::current_exception()};
+        }
+    }
+    void reduce(squares_total& total) const
+    {
+        if (options_.reduce)
+            total = ask_ranks(reduced, options_, total);
+    }
+    // The largest magnitude of each param's gradients, over all ranks.
+    [[nodiscard]] std::vector<float> largest_gradients(device_columns* device_state) const
     {
         std::vector<std::uint32_t> const device_largest =
             device_state != nullptr ? device_state->gradients().largest(model_.in_step) : std::vector<std::uint32_t>();
+        std::vector<float> largest(model_.size());
         std::vector<std::int64_t> numbers(model_.size());
         for (std::size_t i = 0; i < model_.size(); ++i) {
             zenflow_matrix const& m = model_.matrices[i];
-            float& largest = model_.params[i].plan.largest;
-            largest = 0;
             if (device_state != nullptr)
-                largest = std::bit_cast<float>(device_largest[i]);
+                largest[i] = std::bit_cast<float>(device_largest[i]);
             else if (model_.is_matrix(i) && model_.takes_part(i))
-                largest = largest_magnitude(model_.cpu, m.shard().data(shard_array::grad),
-                                            m.shard().type(shard_array::grad), m.size());
-            numbers[i] = std::bit_cast<std::int32_t>(largest); // bits of non-negative floats have their order
+                largest[i] = largest_magnitude(model_.cpu, m.shard().data(shard_array::grad),
+                                               m.shard().type(shard_array::grad), m.size());
+            numbers[i] = std::bit_cast<std::int32_t>(largest[i]); // bits of non-negative floats have their order
         }
         if (zenflow_.reduce_columns)
-            zenflow_.reduce_columns(numbers, column_reduction::max);
+            ask_ranks(zenflow_.reduce_columns, numbers, column_reduction::max);
         for (std::size_t i = 0; i < model_.size(); ++i) {
-            float& largest = model_.params[i].plan.largest;
-            auto const over_ranks = std::bit_cast<float>(static_cast<std::uint32_t>(numbers[i]));
-            if (numbers[i] < std::bit_cast<std::int32_t>(largest) || !is_finite(over_ranks))
+            auto const passed = std::bit_cast<std::int32_t>(largest[i]);
+            if (numbers[i] < passed || numbers[i] >= std::int64_t{float_infinity_bits})
                 throw_invalid_argument({"cannot use the result of reduce_columns: it returned the maximum ", numbers[i],
-                                        ", but this rank passed ", std::bit_cast<std::int32_t>(largest),
+                                        ", but this rank passed ", passed,
                                         " (the bits of a finite float). Return the maximum over all ranks."});
-            largest = over_ranks;
+            largest[i] = std::bit_cast<float>(static_cast<std::uint32_t>(numbers[i]));
         }
+        return largest;
     }
-    [[nodiscard]] column_score_scale score_scale(std::size_t param) const
+    [[nodiscard]] column_score_scale score_scale(float largest) const
     {
         column_score_scale result;
-        rounded_to_nearest([&] { result = column_score_scale_for(model_.params[param].plan.largest, zenflow_.score); });
+        rounded_to_nearest([&] { result = column_score_scale_for(largest, zenflow_.score); });
         return result;
     }
-    // The scores of all columns over all ranks. Requires find_largest().
-    [[nodiscard]] std::vector<std::int64_t> column_scores(device_columns* device_state) const
+    // The scores of all columns over all ranks.
+    [[nodiscard]] std::vector<std::int64_t> column_scores(device_columns* device_state,
+                                                          std::vector<float> const& largest) const
     {
         std::vector<std::int64_t> scores;
         std::vector<float> scales;
         for (std::size_t i = 0; i < model_.size(); ++i) {
             zenflow_matrix const& m = model_.matrices[i];
-            scales.push_back(score_scale(i).scale);
+            scales.push_back(score_scale(largest[i]).scale);
             std::size_t const first = scores.size();
             scores.resize(first + m.columns());
             if (device_state == nullptr && model_.takes_part(i) && m.size() != 0)
                 add_column_scores(model_.cpu, m.shard().data(shard_array::grad), m.shard().type(shard_array::grad),
-                                  m.rows(), m.columns(), model_.params[i].plan.largest, zenflow_.score,
-                                  std::span(scores).subspan(first));
+                                  m.rows(), m.columns(), largest[i], zenflow_.score, std::span(scores).subspan(first));
         }
         if (device_state != nullptr)
             device_state->gradients().add_scores(model_.in_step, zenflow_.score, scales, scores);
         if (zenflow_.reduce_columns)
-            zenflow_.reduce_columns(scores, column_reduction::sum);
+            ask_ranks(zenflow_.reduce_columns, scores, column_reduction::sum);
         if (std::any_of(scores.begin(), scores.end(), [](std::int64_t score) { return score < 0; }))
             throw_invalid_argument(
                 {"cannot use the result of reduce_columns: a score is negative. Return the sum over all "
                  "ranks."});
+        auto first = scores.begin();
+        for (std::size_t i = 0; i < model_.size(); ++i) {
+            auto const end = first + static_cast<std::ptrdiff_t>(model_.matrices[i].columns());
+            // The largest gradient has a score above 0, unless it is too small for the scale.
+            if (first != end && largest[i] >= 0x1p-102f &&
+                std::all_of(first, end, [](std::int64_t score) { return score == 0; }))
+                throw_invalid_argument({"cannot use the result of reduce_columns: it returned a maximum of ",
+                                        double{largest[i]}, " for param ", model_.registry.text(i),
+                                        ", but no gradient is that large. Return the maximum over all ranks."});
+            first = end;
+        }
         return scores;
     }
     void find_first_nonfinite(zenflow_report& report) const

@@ -23,8 +23,8 @@
 ADAMANT_BEGIN_NAMESPACE
 namespace detail {
 
-// A view of the state of param i, without columns to publish.
-[[nodiscard]] inline zenflow_state_param view_of(zenflow_model& model, std::size_t i)
+// A view of the state of param i. current: the deferred update of the last window.
+[[nodiscard]] inline zenflow_state_param view_of(zenflow_model& model, deferred_update const& current, std::size_t i)
 {
     zenflow_matrix const& m = model.matrices[i];
     zenflow_param_state const& state = model.params[i];
@@ -41,7 +41,7 @@ namespace detail {
     view.weights = m.weights();
     view.counts = state.counts;
     view.selected = state.selected;
-    view.publishing.resize(m.columns());
+    view.publishing = current.is_active() ? current.parts[i].columns : std::vector<std::uint8_t>(m.columns());
     view.summed = state.summed;
     view.sums = state.summed != 0 ? model.sums_of(i) : nullptr;
     return view;

@@ -16,21 +16,20 @@
 #include <adamant/detail/engine/step_plan.hpp>
 #include <adamant/detail/exec/for_each_part.hpp>
 #include <adamant/detail/zenflow/zenflow_matrix.hpp>
+#include <adamant/detail/zenflow/zenflow_state_check.hpp>
 
 ADAMANT_BEGIN_NAMESPACE
 namespace detail {
 
 // What the current step does with a param.
 struct zenflow_param_plan {
-    std::vector<std::uint8_t> wanted;     // for each column: selected by this step
-    std::vector<std::uint8_t> late;       // columns whose deferred update runs early, because they are selected now
-    std::vector<std::uint32_t> late_list; // `late` as a list
-    std::vector<std::uint32_t> list;      // the selected columns
-    std::vector<group_step> steps;        // steps of the selected columns, one for each count of updates
-    std::vector<std::uint32_t> step_of;   // for each column: its index in steps
-    std::size_t gathered = 0;             // offset of their gathered gradients, in bytes
-    group_step added = {};                // scaling of gradients before they are accumulated
-    float largest = 0;                    // largest magnitude of the gradients
+    std::vector<std::uint8_t> wanted;   // for each column: selected by this step
+    std::vector<std::uint8_t> late;     // columns whose deferred update runs early, because they are selected now
+    std::vector<std::uint32_t> list;    // the selected columns; of a vector always its only one, 0
+    std::vector<group_step> steps;      // steps of the selected columns, one for each count of updates
+    std::vector<std::uint32_t> step_of; // for each column: its index in steps
+    std::size_t gathered = 0;           // offset of their gathered gradients, in bytes
+    group_step added = {};              // scaling of gradients before they are accumulated
 };
 // What a param carries from step to step besides its arrays.
 struct zenflow_param_state {
@@ -44,12 +43,12 @@ struct zenflow_param_state {
 struct zenflow_part {
     std::size_t param, begin, end;
 };
-// Lists the columns whose flag equals `flag`.
-inline void list_columns(std::vector<std::uint8_t> const& flags, std::uint8_t flag, std::vector<std::uint32_t>& list)
+// Lists the columns whose flag is set.
+inline void list_columns(std::vector<std::uint8_t> const& flags, std::vector<std::uint32_t>& list)
 {
     list.clear();
     for (std::size_t c = 0; c < flags.size(); ++c)
-        if (flags[c] == flag)
+        if (flags[c] != 0)
             list.push_back(static_cast<std::uint32_t>(c));
 }
 
@@ -76,50 +75,36 @@ struct zenflow_model {
     std::size_t add_param(std::size_t group, std::string const& name, any_shard const& shard, std::size_t columns,
                           void* weights, shard_position position)
     {
-        std::size_t all_rows = shard.size();
-        std::size_t first_row = 0;
+        std::size_t const state_columns = std::max<std::size_t>(1, columns);
+        std::size_t const first_row = position.begin / state_columns;
         if (columns != 0) {
             check_matrix(name, shard, columns, weights, position);
             if (position.shape.empty())
                 position.shape = {shard.size() / columns, columns};
-            all_rows = 1;
-            for (std::size_t const each : position.shape) // the registry refuses what overflows
-                all_rows *= each;
-            all_rows /= columns;
-            first_row = position.begin / columns;
         } else if (weights != nullptr) {
             throw_invalid_argument(
                 {"cannot add param '", name,
                  "' with `weights`: it has 0 columns, so its weights are weight_out or param. Omit `weights`, or set "
                  "the number of columns."});
-        } else {
-            first_row = position.begin;
         }
         reserve_one(matrices);
         reserve_one(params);
         zenflow_param_state state;
-        state.counts.resize(columns == 0 ? 1 : columns);
+        state.counts.resize(state_columns);
         state.selected.resize(columns);
         state.plan.wanted.resize(columns);
         state.plan.late.reserve(columns);
-        state.plan.late_list.reserve(columns);
-        std::size_t const number = registry.add_shard(group, name, shard, {}, std::move(position), cpu.tier());
-        if (columns == 0)
-            all_rows = element_count(registry.positions().params()[registry.positions()[number].param]);
-        matrices.emplace_back(registry[number].shard, cpu.tier(), columns, all_rows, first_row,
-                              static_cast<std::byte*>(weights));
+        state.plan.list.resize(columns == 0 ? 1 : 0);
+        std::vector<array_extent> extents;
+        append_extent(extents, "weights", static_cast<std::byte const*>(weights),
+                      columns == 0 ? 0 : shard.size() * size_bytes(weights_type(shard.format().types)), size(), true);
+        std::size_t const number =
+            registry.add_shard(group, name, shard, {}, std::move(position), cpu.tier(), std::move(extents));
+        std::size_t const all_elems_of_param =
+            element_count(registry.positions().params()[registry.positions()[number].param]);
+        matrices.emplace_back(registry[number].shard, cpu.tier(), columns, all_elems_of_param / state_columns,
+                              first_row, static_cast<std::byte*>(weights));
         params.push_back(std::move(state));
-        try {
-            std::vector<array_extent> extents;
-            append_extents(extents, registry[number].shard, number, true);
-            append_weights(extents, number);
-            refuse_overlaps(std::move(extents));
-        } catch (...) {
-            params.pop_back();
-            matrices.pop_back();
-            registry.remove_shard(number);
-            throw;
-        }
         is_laid_out = overlaps_are_checked = false;
         return number;
     }
@@ -134,7 +119,8 @@ struct zenflow_model {
     {
         std::vector<array_extent> weights;
         for (std::size_t i = 0; i < size(); ++i)
-            append_weights(weights, i);
+            append_extent(weights, "weights", matrices[i].weights(),
+                          matrices[i].size() * size_bytes(matrices[i].weights_type()), i, true);
         registry.check_overlaps(on_device, std::move(weights));
         overlaps_are_checked = true;
     }
@@ -191,11 +177,6 @@ struct zenflow_model {
 private:
     static constexpr std::size_t copy_rows = 64;
 
-    void append_weights(std::vector<array_extent>& extents, std::size_t i) const
-    {
-        zenflow_matrix const& m = matrices[i];
-        append_extent(extents, "weights", m.weights(), m.size() * size_bytes(m.weights_type()), i, true);
-    }
     static void check_matrix(std::string const& name, any_shard const& shard, std::size_t columns, void const* weights,
                              shard_position const& position)
     {

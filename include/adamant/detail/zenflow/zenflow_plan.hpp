@@ -22,8 +22,8 @@ public:
     {
     }
 
-    // Plans the immediate update of selected columns and vectors. on_host: returns the bytes of the gathered gradients.
-    [[nodiscard]] std::size_t selected(bool on_host) const
+    // Plans the immediate update of selected columns and vectors. Returns the bytes of the columns' gradients.
+    [[nodiscard]] std::size_t selected() const
     {
         std::size_t bytes = 0;
         for (std::size_t i = 0; i < model_.size(); ++i) {
@@ -31,15 +31,12 @@ public:
             zenflow_matrix const& m = model_.matrices[i];
             state.plan.gathered = bytes;
             auto const make = [&](std::uint64_t count) { return make_step(i, count); };
-            if (!model_.is_matrix(i)) {
-                make_steps(state.counts, {0}, state.plan.steps, state.plan.step_of, make);
-                continue;
-            }
-            list_columns(state.plan.wanted, 1, state.plan.list);
+            if (model_.is_matrix(i))
+                list_columns(state.plan.wanted, state.plan.list);
             make_steps(state.counts, state.plan.list, state.plan.steps, state.plan.step_of, make);
-            if (state.plan.list.size() != m.columns())
+            if (state.plan.list.size() < m.columns())
                 state.plan.added = make(1); // only its gradient scaling is used
-            bytes += on_host ? m.shard().bytes(shard_array::grad, state.plan.list.size() * m.rows()) : 0;
+            bytes += m.shard().bytes(shard_array::grad, state.plan.list.size() * m.rows());
             bytes = (bytes + 63) / 64 * 64;
         }
         return bytes;
@@ -47,23 +44,22 @@ public:
     // Plans the deferred update of a window that ends with this step.
     void deferred(deferred_update& next) const
     {
-        next.zero_nonfinite = false;
         std::vector<std::uint32_t> list;
         for (std::size_t i = 0; i < model_.size(); ++i) {
             zenflow_param_state const& state = model_.params[i];
             deferred_part& p = next.parts[i];
             std::uint64_t const summed = state.summed + model_.takes_part(i);
-            p.columns.assign(model_.matrices[i].columns(), 0);
+            p.columns.resize(model_.matrices[i].columns());
+            for (std::size_t c = 0; c < p.columns.size(); ++c)
+                p.columns[c] = summed != 0 && state.plan.wanted[c] == 0;
+            list_columns(p.columns, list);
             p.sums = nullptr;
-            if (!model_.is_matrix(i) || summed == 0)
+            if (list.empty())
                 continue;
-            list_columns(state.plan.wanted, 0, list);
-            for (std::uint32_t const c : list)
-                p.columns[c] = 1;
             make_steps(state.counts, list, p.steps, p.step_of,
                        [&](std::uint64_t count) { return make_step(i, count).c; });
             rounded_to_nearest([&] { p.scale = round_coefficient(1.0 / static_cast<double>(summed)); });
-            p.sums = list.empty() ? nullptr : model_.sums_of(i);
+            p.sums = model_.sums_of(i);
         }
     }
     // Plans the accumulation of the deferred gradients.
@@ -72,14 +68,13 @@ public:
         std::vector<sum_tile> tiles;
         for (zenflow_part const& p : model_.rows) {
             zenflow_param_state const& state = model_.params[p.param];
-            if (model_.takes_part(p.param) && state.plan.list.size() != model_.matrices[p.param].columns())
-                tiles.push_back({&model_.matrices[p.param], p.begin, p.end, &state.plan.added, state.summed == 0,
-                                 model_.sums_of(p.param)});
+            std::size_t const deferred_columns = model_.matrices[p.param].columns() - state.plan.list.size();
+            if (!model_.takes_part(p.param) || deferred_columns == 0)
+                continue;
+            tiles.push_back({&model_.matrices[p.param], p.begin, p.end, &state.plan.added, state.summed == 0,
+                             model_.sums_of(p.param)});
+            report.deferred += deferred_columns * (p.end - p.begin);
         }
-        for (std::size_t i = 0; i < model_.size(); ++i)
-            if (model_.is_matrix(i) && model_.takes_part(i))
-                report.deferred +=
-                    (model_.matrices[i].columns() - model_.params[i].plan.list.size()) * model_.matrices[i].rows();
         return tiles;
     }
 

@@ -133,9 +133,12 @@ public:
             machine_.go(step_state::idle);
             move_scaler(scaler_, terms_, options_, report.nonfinite_grads != 0);
             report.update.seconds = std::chrono::duration<double>(clock::now() - decided).count();
+        } catch (rank_error const& failure) {
+            std::rethrow_exception(failure.error);
         } catch (device_error const&) {
-            if (!machine_.is_between_steps())
-                machine_.go(step_state::idle);
+            if (machine_.is_between_steps()) // a rollback has failed already
+                throw;
+            machine_.go(step_state::idle);
             background_.roll_back();
             throw;
         }
@@ -181,7 +184,7 @@ private:
         device_columns* const device_state = background_.device_state();
         want_columns(step);
         zenflow_plan const plan(model_, terms_, verdict.clip);
-        std::size_t const gathered_bytes = plan.selected(device_state == nullptr);
+        std::size_t const gathered_bytes = plan.selected();
         if (device_state == nullptr)
             host_.reserve(gathered_bytes);
         decide_deferral(step, zenflow_, step.needs_squares() ? gradients_.squares_of_window() : window_squares(),
@@ -248,45 +251,26 @@ private:
     // Steps the residents of the device. A new selection replaces them first.
     void step_on_device(device_columns& device_state, bool selects, zenflow_report& report)
     {
-        try {
-            try_to_step_on_device(device_state, selects, report);
-        } catch (device_error const&) { // the caller rolls back the step
-            if (selects)
-                keep_selection();
-            throw;
-        } catch (...) { // memory is short; finish() may be called again
-            if (selects)
-                keep_selection();
-            background_.roll_back();
-            throw;
-        }
-    }
-    void try_to_step_on_device(device_columns& device_state, bool selects, zenflow_report& report)
-    {
         for (zenflow_param_state& state : model_.params)
             state.plan.late.clear();
         bool const is_new = selects || !device_state.has_state();
-        if (is_new) {
-            device_state.copy_to_host();
-            device_state.drop();
-            if (selects)
-                prepare_selection(report);
-            std::vector<resident> all;
-            static std::vector<std::uint32_t> const first_column = {0};
-            for (std::size_t i = 0; i < model_.size(); ++i) {
-                zenflow_param_state const& state = model_.params[i];
-                all.push_back(
-                    {model_.is_matrix(i) ? &state.plan.list : &first_column, &state.plan.step_of,
-                     state.plan.steps.size(),
-                     !state.plan.steps.empty() && rounds_stochastically(model_.matrices[i].shard().format().types,
-                                                                        state.plan.steps[0].c.rounding)});
+        try {
+            if (is_new) {
+                device_state.copy_to_host();
+                device_state.drop();
+                if (selects)
+                    prepare_selection(report);
+                device_state.send(model_.params);
             }
-            device_state.send(all);
+            device_state.step(model_.params, model_.in_step, is_new);
+        } catch (device_error const&) { // the caller rolls back the step
+            keep_selection();
+            throw;
+        } catch (...) { // memory is short; finish() may be called again
+            keep_selection();
+            background_.roll_back();
+            throw;
         }
-        std::vector<group_step> steps;
-        for (zenflow_param_state const& state : model_.params)
-            steps.insert(steps.end(), state.plan.steps.begin(), state.plan.steps.end());
-        device_state.step(steps, model_.in_step, is_new);
     }
     // Runs the deferred update of newly selected columns, which comes before their first immediate one.
     void prepare_selection(zenflow_report& report)
@@ -311,10 +295,8 @@ private:
                 current.do_columns(model_.cpu, model_.matrices, i, moved, background_.access());
             for (std::size_t c = 0; c < moved.size(); ++c)
                 current.parts[i].columns[c] = current.parts[i].columns[c] != 0 && moved[c] == 0;
-            if (background_.device_state() != nullptr || model_.takes_part(i))
-                continue; // the step publishes their weights
-            list_columns(moved, 1, state.plan.late_list);
-            model_.copy_weights(i, state.plan.late_list);
+            if (background_.device_state() == nullptr && !model_.takes_part(i)) // otherwise the step publishes them
+                model_.copy_weights(i, state.plan.list); // those of the other selected columns are up to date
         }
     }
     // Keeps the selection after a failed step. The columns whose deferred update ran early are published with the
@@ -336,10 +318,7 @@ private:
             if (!model_.takes_part(i))
                 continue;
             state.summed += model_.is_matrix(i);
-            report.elements += model_.is_matrix(i) ? state.plan.list.size() * model_.matrices[i].rows()
-                                                   : model_.matrices[i].shard().size();
-            if (!model_.is_matrix(i))
-                ++state.counts[0];
+            report.elements += state.plan.list.size() * model_.matrices[i].state_rows();
             for (std::uint32_t const c : state.plan.list)
                 ++state.counts[c];
         }
