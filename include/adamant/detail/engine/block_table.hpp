@@ -32,7 +32,6 @@ public:
         checksums_.assign(keeps_checksums ? blocks : 0, 0);
     }
 
-    [[nodiscard]] std::size_t blocks() const noexcept { return squares_.size(); }
     [[nodiscard]] grad_squares& squares(std::size_t block) noexcept { return squares_[block]; }
     [[nodiscard]] grad_squares const& squares(std::size_t block) const noexcept { return squares_[block]; }
     // The record from which the CPU can roll back the block; null if the block was not stepped with a record.

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -111,15 +112,36 @@ struct optimizer_core {
             team().ensure();
         session.open(values, kind);
     }
+    // gradients: null pointers skip their shards; empty: no shard is skipped.
+    optimizer_report whole_step(step_values const& values, char const* call, std::span<void const* const> gradients)
+    {
+        no_traps_scope const no_traps;
+        open(values, call, step_kind::whole);
+        try {
+            session.submit_all(gradients);
+            return session.finish();
+        } catch (...) {
+            session.give_up_and_rethrow();
+        }
+    }
+    // Calls work(), if the open step awaits this shard. Serializes its callers.
+    template <class Work>
+    void with_awaited_shard(char const* call, std::size_t shard, Work const& work)
+    {
+        no_traps_scope const no_traps;
+        team().check_process(); // first: after a fork, the lock's holder may be in another process
+        std::lock_guard const lock(submit_mutex);
+        rules.shard_awaited(call, shard);
+        work();
+    }
     // Throws as device_backend::place().
     void move_shards(std::shared_ptr<adamant::device> target, std::vector<shard_piece> const& pieces)
     {
         if (partition() == nullptr) {
             if (target == nullptr)
                 return;
-            dispatcher().set_device(
-                std::make_unique<device_partition>(shards, session.plan(), session.blocks(), dispatcher().host(),
-                                                   device_settings{options.device_timeout_s, options.device_records}));
+            dispatcher().set_device(std::make_unique<device_partition>(shards, session.plan(), session.blocks(),
+                                                                       dispatcher().host(), options));
         }
         auto const drop_empty = [&] {
             if (!partition()->has_device())

@@ -17,8 +17,7 @@ ADAMANT_BEGIN_NAMESPACE
 namespace detail {
 
 // The elements on a device, and the passes over them. Functions enqueue work; if that work fails, the next wait throws
-// device_error. Call submit(), submit_all(), run() and fetch_gradient() from one thread at a time; send_weights() from
-// any.
+// device_error. Call submit(), run() and fetch_gradient() from one thread at a time; send_weights() from any.
 class device_backend {
 public:
     virtual ~device_backend() = default;
@@ -43,9 +42,8 @@ public:
 
     // ---- The passes of a step
 
-    // Enqueues the first pass over the pieces of one shard, whose gradient is complete; or of all shards.
-    virtual void submit(std::size_t shard, block_pass pass) = 0;
-    virtual void submit_all(block_pass pass) = 0;
+    // Enqueues the first pass over the shards of [begin, end) that take part, whose gradients are complete.
+    virtual void submit(std::size_t begin, std::size_t end, block_pass pass) = 0;
     // Enqueues a later pass, over all shards that take part.
     virtual void run(block_pass pass) = 0;
     // Downloads the gradient of a CPU range; then the device calls `arrived` in a thread of its own.

@@ -25,9 +25,9 @@ namespace detail {
 class device_partition final : public device_backend {
 public:
     device_partition(registry const& shard_registry, step_plan const& plan, block_table& blocks,
-                     cpu_backend const& host, device_settings settings)
-        : registry_(shard_registry), plan_(plan), blocks_(blocks), host_(host), settings_(settings),
-          pieces_(shard_registry, settings)
+                     cpu_backend const& host, optimizer_options const& options)
+        : registry_(shard_registry), plan_(plan), blocks_(blocks), host_(host), options_(options),
+          pieces_(shard_registry, options)
     {
     }
 
@@ -48,27 +48,19 @@ public:
     {
         return pieces_.shares_gradient(shard);
     }
-    [[nodiscard]] bool has_records() const noexcept override { return settings_.with_records; }
+    [[nodiscard]] bool has_records() const noexcept override { return options_.device_records; }
     [[nodiscard]] bool stepped_for_good() const noexcept override { return stepped_for_good_; }
 
-    void submit(std::size_t shard, block_pass pass) override
-    {
-        auto const [begin, end] = pieces_.of_shard(shard);
-        list_.clear();
-        for (std::size_t i = begin; i < end; ++i) {
-            upload_gradient(pieces_.all()[i]);
-            list_.push_back(static_cast<std::uint32_t>(i));
-        }
-        enqueue_listed(first_pass(pass));
-    }
     // Enqueues in portions, so that work starts before the last gradient is uploaded.
-    void submit_all(block_pass pass) override
+    void submit(std::size_t begin, std::size_t end, block_pass pass) override
     {
         constexpr std::size_t portion_elems = std::size_t{1} << 24;
         list_.clear();
         std::size_t elems = 0;
-        for (std::size_t i = 0; i < pieces_.all().size(); ++i) {
+        for (std::size_t i = pieces_.first_of(begin); i < pieces_.first_of(end); ++i) {
             piece const& p = pieces_.all()[i];
+            if (!plan_.takes_part(p.shard))
+                continue;
             upload_gradient(p);
             list_.push_back(static_cast<std::uint32_t>(i));
             elems += p.device.elems;
@@ -82,7 +74,7 @@ public:
     }
     void run(block_pass pass) override
     {
-        if (pass == block_pass::rollback && !settings_.with_records) // no block was stepped
+        if (pass == block_pass::rollback && !has_records()) // no block was stepped
             return;
         list_.clear();
         for (std::size_t i = 0; i < pieces_.all().size(); ++i)
@@ -195,15 +187,11 @@ public:
                 pieces_.restore_changes(p);
     }
 
-    [[nodiscard]] bool stop() noexcept override { return pieces_.stop(); }
+    [[nodiscard]] bool stop() noexcept override { return pieces_.session().stop(); }
     [[nodiscard]] bool roll_back() noexcept override
     {
         try {
-            list_.clear();
-            for (std::size_t i = 0; i < pieces_.all().size(); ++i)
-                list_.push_back(static_cast<std::uint32_t>(i));
-            if (settings_.with_records)
-                enqueue_listed(block_pass::rollback);
+            run(block_pass::rollback);
             send_all_weights();
             wait_for_results();
             return true;
@@ -217,7 +205,7 @@ public:
     void copy_state_from_host() override
     {
         for (piece const& p : pieces_.all())
-            pieces_.copy_state_up(pieces_.device(), p, false);
+            pieces_.copy_state_up(pieces_.device(), p);
         send_all_weights();
         if (pieces_.part() != nullptr) {
             pieces_.device().wait_event(device_stream::work, pieces_.device().record_event(device_stream::up));
@@ -252,14 +240,13 @@ private:
     {
         pieces_.fetch_results();
         pieces_.wait();
-        for (std::size_t i = 0; i < pieces_.all().size(); ++i) {
-            piece const& p = pieces_.all()[i];
+        std::size_t result = 0;
+        for (piece const& p : pieces_.all()) {
             std::size_t const block = registry_[p.shard].first_block + p.begin / norm_block_elems;
-            std::size_t const result = pieces_.first_result(i);
-            for (std::size_t b = 0; b < p.device.blocks(); ++b) {
+            for (std::size_t b = 0; b < p.device.blocks(); ++b, ++result) {
                 // Without records on the device, no block counts as unrecorded.
-                bool const is_recorded = !settings_.with_records || pieces_.recorded()[result + b] != 0;
-                use(p.shard, block + b, pieces_.squares()[result + b], is_recorded);
+                bool const is_recorded = !has_records() || pieces_.recorded()[result] != 0;
+                use(p.shard, block + b, pieces_.squares()[result], is_recorded);
             }
         }
     }
@@ -268,7 +255,7 @@ private:
     // Without records, the first pass never speculates.
     [[nodiscard]] block_pass first_pass(block_pass pass) const noexcept
     {
-        return settings_.with_records ? pass : block_pass::measure;
+        return has_records() ? pass : block_pass::measure;
     }
     void upload_gradient(piece const& p)
     {
@@ -298,10 +285,10 @@ private:
                              .speculated = {plan_.assumed.data(), plan_.assumed.size()},
                              .settled = {plan_.decided.data(), plan_.decided.size()},
                              .summed = {summed_.data(), summed_.size()},
-                             .keep_records = plan_.keeps_records() && settings_.with_records});
+                             .keep_records = plan_.keeps_records() && has_records()});
         if (only_reads(pass))
             return;
-        stepped_for_good_ = stepped_for_good_ || !settings_.with_records;
+        stepped_for_good_ = stepped_for_good_ || !has_records();
         bool first = true;
         auto const download = [&](void* target, device_ptr source, std::size_t bytes) {
             if (first)
@@ -324,7 +311,7 @@ private:
     step_plan const& plan_;
     block_table& blocks_;
     cpu_backend const& host_;
-    device_settings settings_;
+    optimizer_options const& options_;
     std::vector<std::uint8_t> summed_; // for each piece: whether its accumulator holds a sum
     std::vector<std::uint32_t> list_;  // pieces of the pass that is being enqueued
     bool stepped_for_good_ = false;

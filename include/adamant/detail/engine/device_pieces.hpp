@@ -23,12 +23,6 @@ ADAMANT_BEGIN_NAMESPACE
 
 namespace detail {
 
-// Device settings of an optimizer.
-struct device_settings {
-    double timeout_s = 300; // see optimizer_options
-    bool with_records = true;
-};
-
 class device_pieces {
 public:
     // Consecutive elements of a shard. Begins at a multiple of norm_block_elems.
@@ -43,8 +37,8 @@ public:
         std::shared_ptr<std::byte> changes = {};
     };
 
-    device_pieces(registry const& shard_registry, device_settings settings)
-        : registry_(shard_registry), settings_(settings)
+    device_pieces(registry const& shard_registry, optimizer_options const& options)
+        : registry_(shard_registry), options_(options)
     {
     }
     device_pieces(device_pieces const&) = delete;
@@ -61,14 +55,16 @@ public:
     [[nodiscard]] adamant::device& device() const noexcept { return **session_; }      // has_device() only
     // Sorted by shard and first element.
     [[nodiscard]] std::vector<piece> const& all() const noexcept { return pieces_; }
+    // Index of the first piece of a shard, or of a later one if it has none.
+    [[nodiscard]] std::size_t first_of(std::size_t shard) const noexcept { return first_from(shard, 0); }
     // Indices [first, second) of a shard's pieces.
     [[nodiscard]] std::pair<std::size_t, std::size_t> of_shard(std::size_t shard) const noexcept
     {
-        return {first_from(shard, 0), first_from(shard + 1, 0)};
+        return {first_of(shard), first_of(shard + 1)};
     }
     // Null without pieces.
     [[nodiscard]] device_part* part() const noexcept { return part_.get(); }
-    // Results of a pass for each block of each piece. Piece i's begin at first_result(i).
+    // Results of a pass for each block of each piece, in order.
     [[nodiscard]] std::vector<grad_squares> const& squares() const noexcept { return squares_; }
     [[nodiscard]] std::vector<std::uint8_t> const& recorded() const noexcept { return recorded_; }
     // Enqueues their download, if any.
@@ -77,7 +73,6 @@ public:
         if (part_ != nullptr)
             part_->fetch({squares_.data(), squares_.size()}, {recorded_.data(), recorded_.size()});
     }
-    [[nodiscard]] std::size_t first_result(std::size_t i) const noexcept { return first_result_[i]; }
 
     // See device_backend.
     void place(std::shared_ptr<adamant::device> target, std::vector<shard_piece> const& requested)
@@ -95,7 +90,7 @@ public:
         next.kept.resize(pieces_.size());
         next.session = is_same ? session_ : nullptr;
         if (target != nullptr && !is_same)
-            next.session = std::make_shared<device_session>(target, settings_.timeout_s);
+            next.session = std::make_shared<device_session>(target, options_.device_timeout_s);
         part_.reset(); // its records are obsolete, and the next part may need their memory
         try {
             add_pieces(next, is_same, requested);
@@ -116,7 +111,6 @@ public:
                 device().release(pieces_[i].memory);
         session_ = std::move(next.session);
         pieces_ = std::move(next.pieces);
-        first_result_ = std::move(next.first_result);
         squares_ = std::move(next.squares);
         recorded_ = std::move(next.recorded);
     }
@@ -168,10 +162,10 @@ public:
             });
         wait();
     }
-    // Enqueues the copy in the other direction.
-    void copy_state_up(adamant::device& target, piece const& p, bool with_sums) const
+    // Enqueues the copy in the other direction, with the accumulators.
+    void copy_state_up(adamant::device& target, piece const& p) const
     {
-        for_each_state_array(p, with_sums, [&](shard_array::index which, std::size_t bytes) {
+        for_each_state_array(p, true, [&](shard_array::index which, std::size_t bytes) {
             target.copy_up(p.device.arrays[which], host_data(p, which), bytes);
         });
     }
@@ -233,17 +227,13 @@ public:
         }
     }
 
-    // See device_session.
-    [[nodiscard]] bool stop() const noexcept { return session_->stop(); }
-
 private:
     // The pieces of a new placement.
     struct replacement {
         std::shared_ptr<device_session> session; // null without a device
         std::vector<piece> pieces;
-        std::vector<std::size_t> fresh;           // indices of pieces with new memory
-        std::vector<std::uint8_t> kept;           // for each present piece, 1: it keeps its memory
-        std::vector<std::size_t> first_result{0}; // for each piece, and the end
+        std::vector<std::size_t> fresh; // indices of pieces with new memory
+        std::vector<std::uint8_t> kept; // for each present piece, 1: it keeps its memory
         std::vector<grad_squares> squares;
         std::vector<std::uint8_t> recorded;
     };
@@ -269,17 +259,18 @@ private:
             if (added.device.changed)
                 added.changes = target.pinned(first_old_word(w.elems) + changed_words(w.elems) * sizeof(std::uint64_t));
         }
+        std::size_t blocks = 0;
         for (piece const& p : next.pieces)
-            next.first_result.push_back(next.first_result.back() + p.device.blocks());
-        next.squares.resize(next.first_result.back());
-        next.recorded.resize(next.first_result.back());
+            blocks += p.device.blocks();
+        next.squares.resize(blocks);
+        next.recorded.resize(blocks);
     }
     // Copies the state of new pieces to the device, and waits.
     void upload(replacement const& next) const
     {
         adamant::device& target = **next.session;
         for (std::size_t const i : next.fresh)
-            copy_state_up(target, next.pieces[i], true);
+            copy_state_up(target, next.pieces[i]);
         // A step downloads the weights of whole pieces, including blocks that it does not step.
         if (part_ != nullptr) {
             target.wait_event(device_stream::work, target.record_event(device_stream::up));
@@ -332,7 +323,7 @@ private:
         std::vector<device_piece> descriptions;
         for (piece const& p : pieces)
             descriptions.push_back(p.device);
-        return pieces.empty() ? nullptr : target->make_part(std::move(descriptions), settings_.with_records);
+        return pieces.empty() ? nullptr : target->make_part(std::move(descriptions), options_.device_records);
     }
     // Call in an exception handler of place(): restores the previous pieces.
     void restore_pieces()
@@ -428,11 +419,10 @@ private:
     }
 
     registry const& registry_;
-    device_settings settings_;
+    optimizer_options const& options_;
     std::shared_ptr<device_session> session_; // null without a device
     std::unique_ptr<device_part> part_;
     std::vector<piece> pieces_;
-    std::vector<std::size_t> first_result_; // for each piece, and the end
     std::vector<grad_squares> squares_;
     std::vector<std::uint8_t> recorded_;
 };

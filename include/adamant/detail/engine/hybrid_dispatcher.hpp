@@ -59,7 +59,6 @@ public:
     }
 
     [[nodiscard]] cpu_backend& host() noexcept { return host_; }
-    [[nodiscard]] cpu_backend const& host() const noexcept { return host_; }
     [[nodiscard]] work_queue& queue() noexcept { return queue_; }
     [[nodiscard]] work_queue const& queue() const noexcept { return queue_; }
     // Null without a device.
@@ -87,40 +86,36 @@ public:
     // Whether submit() does the work itself.
     [[nodiscard]] bool works_in_submit() const noexcept { return device_ == nullptr && host_.is_small(); }
     // Enqueues the first pass over a shard whose gradient is complete, or runs it if the model is small. Not
-    // thread-safe. Throws as background_team::check_caller().
+    // thread-safe.
     void submit(std::size_t shard)
     {
         if (works_in_submit()) {
-            team_.check_caller();
             std::size_t const pieces = host_.enqueue_shard(shard, plan_.first_pass);
             std::size_t const first = queue_.claim(pieces);
             run(0, first, first + pieces);
             queue_.complete(pieces);
             return;
         }
-        if (device_ != nullptr && registry_.has_device_arrays(shard)) {
-            team_.check_caller();
+        if (is_downloaded(shard))
             fetch_gradients(shard);
-        } else {
+        else
             queue_.add([&] { return host_.enqueue_shard(shard, plan_.first_pass); }, true);
-        }
         if (device_ != nullptr)
-            device_->submit(shard, plan_.first_pass);
+            device_->submit(shard, shard + 1, plan_.first_pass);
     }
-    // Enqueues the first pass over all shards. at_least_one: if the CPU has no work, enqueues an empty piece, so
-    // that at_end() is called.
+    // Enqueues the first pass over all shards that take part. at_least_one: if the CPU has no work, enqueues an empty
+    // piece, so that at_end() is called.
     void submit_all(bool at_least_one)
     {
-        if (device_ != nullptr) {
-            device_->submit_all(plan_.first_pass);
-            for (std::size_t i = 0; i < registry_.size(); ++i)
-                if (registry_.has_device_arrays(i))
-                    fetch_gradients(i);
-        }
+        if (device_ != nullptr)
+            device_->submit(0, registry_.size(), plan_.first_pass);
+        for (std::size_t i = 0; i < registry_.size(); ++i)
+            if (plan_.takes_part(i) && is_downloaded(i))
+                fetch_gradients(i);
         queue_.add([&] {
             std::size_t pieces = 0;
             for (std::size_t i = 0; i < registry_.size(); ++i)
-                if (device_ == nullptr || !registry_.has_device_arrays(i))
+                if (plan_.takes_part(i) && !is_downloaded(i))
                     pieces += host_.enqueue_shard(i, plan_.first_pass);
             return pieces == 0 && device_ != nullptr && at_least_one ? host_.enqueue_empty_piece() : pieces;
         });
@@ -279,6 +274,11 @@ private:
             std::size_t const begin = r.first_element();
             weights_ready_(r.shard, begin, begin + r.elements(registry_[r.shard].shard.size()));
         }
+    }
+    // Whether the CPU's part of a shard's gradient is on the device.
+    [[nodiscard]] bool is_downloaded(std::size_t shard) const noexcept
+    {
+        return device_ != nullptr && registry_.has_device_arrays(shard);
     }
     // Downloads the gradients of the CPU's part of a shard. Each range is enqueued when its gradient arrives.
     void fetch_gradients(std::size_t shard)

@@ -33,37 +33,31 @@ namespace detail {
             longest = std::max(longest, s.shard.record_bytes_at_most(s.shard.length(0)));
     return longest;
 }
-// Journal bytes for `records` bytes of records. The journal wastes space at the ends of its pages, and each thread
-// keeps one page open.
-[[nodiscard]] inline std::size_t journal_bytes_for(std::size_t records, registry const& shard_registry,
-                                                   unsigned threads) noexcept
+// Journal bytes for records of the given ranges. record_bytes: of a record of n elements. The journal wastes space at
+// the ends of its pages, and each thread keeps one page open.
+[[nodiscard]] inline std::size_t journal_bytes(registry const& shard_registry,
+                                               std::vector<block_range> const& cpu_ranges, unsigned threads,
+                                               std::size_t (offload_shard::*record_bytes)(std::size_t) const noexcept)
 {
-    return records + records / 8 + 16 * std::size_t{threads} * longest_record(shard_registry);
-}
-// Bytes of the records of a range of blocks. record_bytes: of a record of n elements.
-[[nodiscard]] inline std::size_t records_of(offload_shard const& s, block_range const& range,
-                                            std::size_t (offload_shard::*record_bytes)(std::size_t) const noexcept)
-{
-    return (range.blocks() - 1) * (s.*record_bytes)(s.length(range.begin)) + (s.*record_bytes)(s.length(range.end - 1));
+    std::size_t bytes = 0;
+    for (block_range const& range : cpu_ranges) {
+        offload_shard const& s = shard_registry[range.shard].shard;
+        bytes += (range.blocks() - 1) * (s.*record_bytes)(s.length(range.begin)) +
+                 (s.*record_bytes)(s.length(range.end - 1));
+    }
+    return bytes + bytes / 8 + 16 * std::size_t{threads} * longest_record(shard_registry);
 }
 // Journal bytes that suffice for any step over the given ranges.
 [[nodiscard]] inline std::size_t longest_journal(registry const& shard_registry,
                                                  std::vector<block_range> const& cpu_ranges, unsigned threads) noexcept
 {
-    std::size_t bytes = 0;
-    for (block_range const& range : cpu_ranges)
-        bytes += records_of(shard_registry[range.shard].shard, range, &offload_shard::record_bytes_at_most);
-    return journal_bytes_for(bytes, shard_registry, threads);
+    return journal_bytes(shard_registry, cpu_ranges, threads, &offload_shard::record_bytes_at_most);
 }
 // Journal bytes that suffice for steps over ordinary data.
 [[nodiscard]] inline std::size_t usual_journal(registry const& shard_registry,
                                                std::vector<block_range> const& cpu_ranges, unsigned threads) noexcept
 {
-    std::size_t bytes = 0;
-    for (block_range const& range : cpu_ranges)
-        bytes += records_of(shard_registry[range.shard].shard, range, &offload_shard::usual_record_bytes);
-    return std::min(longest_journal(shard_registry, cpu_ranges, threads),
-                    journal_bytes_for(bytes, shard_registry, threads));
+    return journal_bytes(shard_registry, cpu_ranges, threads, &offload_shard::usual_record_bytes);
 }
 // Journal bytes to allocate: at most the budget in the options, and at most longest_journal().
 [[nodiscard]] inline std::size_t journal_budget(optimizer_options const& options, registry const& shard_registry,

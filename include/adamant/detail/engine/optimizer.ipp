@@ -205,7 +205,6 @@ ADAMANT_DECL std::size_t optimizer::device_bytes(device const& target, placement
 ADAMANT_DECL void optimizer::set_device_arrays(shard_id shard, device_arrays const& arrays)
 {
     core_->rules.between_steps("set_device_arrays()");
-    core_->shards.require_shard(shard.index);
     core_->rules.no_device("set_device_arrays()", core_->device());
     core_->shards.set_device_arrays(shard.index, arrays);
 }
@@ -214,47 +213,17 @@ ADAMANT_DECL void optimizer::set_device_arrays(shard_id shard, device_arrays con
 
 ADAMANT_DECL optimizer_report optimizer::step(step_values const& values)
 {
-    no_traps_scope const no_traps;
-    core_->open(values, "step()", detail::step_kind::whole);
-    try {
-        core_->session.submit_all();
-        return core_->session.finish();
-    } catch (...) {
-        core_->session.give_up_and_rethrow();
-    }
+    return core_->whole_step(values, "step()", {});
 }
 ADAMANT_DECL optimizer_report optimizer::step_gradients(std::span<void const* const> gradients,
                                                         step_values const& values)
 {
     core_->rules.between_steps("step_gradients()");
     core_->rules.gradient_for_each(gradients.size());
-    bool all = true;
-    for (std::size_t i = 0; i < gradients.size(); ++i) {
-        all = all && gradients[i] != nullptr;
+    for (std::size_t i = 0; i < gradients.size(); ++i)
         if (gradients[i] != nullptr)
             set_gradient(i, gradients[i]);
-    }
-    if (all)
-        return step(values);
-    if (core_->partition() == nullptr) {
-        no_traps_scope const no_traps;
-        core_->open(values, "step_gradients()", detail::step_kind::whole);
-        try {
-            core_->session.submit_all(gradients);
-            return core_->session.finish();
-        } catch (...) {
-            core_->session.give_up_and_rethrow();
-        }
-    }
-    begin_step(values);
-    try {
-        for (std::size_t i = 0; i < gradients.size(); ++i)
-            gradients[i] != nullptr ? submit(i) : skip(i);
-        return finish();
-    } catch (...) {
-        no_traps_scope const no_traps;
-        core_->session.give_up_and_rethrow();
-    }
+    return core_->whole_step(values, "step_gradients()", gradients);
 }
 ADAMANT_DECL optimizer::ticket optimizer::step_async(step_values const& values)
 {
@@ -274,27 +243,18 @@ ADAMANT_DECL optimizer::ticket optimizer::step_async(step_values const& values)
 }
 ADAMANT_DECL void optimizer::submit(shard_id shard)
 {
-    no_traps_scope const no_traps;
-    core_->team().check_process(); // first: after a fork, the lock's holder may be in another process
-    std::lock_guard const lock(core_->submit_mutex);
-    core_->rules.shard_awaited("submit()", shard.index);
-    core_->session.submit(shard.index);
+    core_->with_awaited_shard("submit()", shard.index, [&] { core_->session.submit(shard.index); });
 }
 ADAMANT_DECL void optimizer::submit(shard_id shard, void const* grad)
 {
-    no_traps_scope const no_traps;
-    core_->team().check_process();
-    std::lock_guard const lock(core_->submit_mutex);
-    core_->rules.shard_awaited("submit()", shard.index);
-    core_->set_gradient(shard.index, grad, true);
-    core_->session.submit(shard.index);
+    core_->with_awaited_shard("submit()", shard.index, [&] {
+        core_->set_gradient(shard.index, grad, true);
+        core_->session.submit(shard.index);
+    });
 }
 ADAMANT_DECL void optimizer::skip(shard_id shard)
 {
-    core_->team().check_process();
-    std::lock_guard const lock(core_->submit_mutex);
-    core_->rules.shard_awaited("skip()", shard.index);
-    core_->session.skip(shard.index);
+    core_->with_awaited_shard("skip()", shard.index, [&] { core_->session.skip(shard.index); });
 }
 [[gnu::noinline]] ADAMANT_DECL optimizer_report optimizer::finish()
 {
@@ -327,7 +287,6 @@ ADAMANT_DECL void optimizer::rollback()
                                    n, " of ", detail::counted(core_->shards.blocks(), "block"),
                                    ". Set journal_budget_bytes to ", core_->longest_journal_text(),
                                    ", which is always enough."});
-    core_->session.catch_up();
     core_->session.roll_back_last_step();
 }
 ADAMANT_DECL void optimizer::accumulate(shard_id shard)

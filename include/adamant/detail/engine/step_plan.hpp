@@ -114,13 +114,13 @@ inline group_step make_group_step(parameter_group const& group, std::size_t i, s
     return result;
 }
 
-// Coefficients and gradient rules of each group.
-inline void make_group_steps(std::vector<parameter_group> const& groups, step_terms const& terms, double clip,
+// Coefficients and gradient rules of each group, without clipping.
+inline void make_group_steps(std::vector<parameter_group> const& groups, step_terms const& terms,
                              std::vector<group_step>& out)
 {
     out.resize(groups.size());
     for (std::size_t i = 0; i < groups.size(); ++i)
-        out[i] = make_group_step(groups[i], i, terms, clip, terms.step);
+        out[i] = make_group_step(groups[i], i, terms, 1.0, terms.step);
 }
 
 // A step number that shards of a group have in place of the optimizer's.

@@ -7,6 +7,7 @@
 #include <exception>
 #include <mutex>
 #include <span>
+#include <type_traits>
 #include <utility>
 
 #include <adamant/error.hpp>
@@ -90,7 +91,7 @@ public:
         make_terms(plan_.terms, values, options_, registry_.groups().size(), training_.steps + 1,
                    training_.loss_scale());
         rounded_to_nearest([&] {
-            make_group_steps(registry_.groups(), plan_.terms, 1.0, plan_.assumed);
+            make_group_steps(registry_.groups(), plan_.terms, plan_.assumed);
             add_own_steps(plan_, registry_.groups(), registry_.shards(), values.shard_steps);
         });
         // With a small model, submit() works in the calling thread, so speculation would hide nothing.
@@ -103,32 +104,29 @@ public:
         dispatcher_.begin();
         stats_.begin(dispatcher_.device());
         stats_.set_unmeasured(is_async || dispatcher_.do_pass_measures() ? unmeasured_passes::none
+                              : kind == step_kind::whole                 ? unmeasured_passes::all
                                                                          : unmeasured_passes::later);
         machine_.open(is_async);
     }
-    // Submits a shard whose gradient is complete. Not thread-safe. Throws as background_team::check_caller().
+    // Submits a shard whose gradient is complete. Not thread-safe.
     void submit(std::size_t shard)
     {
         plan_.shards[shard] = shard_in_step::submitted;
         watch([&] { dispatcher_.submit(shard); });
     }
-    // gradients: null pointers skip their shards; empty, and always with a device or in an asynchronous step: no shard
-    // is skipped.
+    // gradients: null pointers skip their shards; empty: no shard is skipped.
     void submit_all(std::span<void const* const> gradients = {})
     {
+        plan_.shards.assign(registry_.size(), shard_in_step::submitted);
+        for (std::size_t i = 0; i < gradients.size(); ++i)
+            if (gradients[i] == nullptr)
+                plan_.shards[i] = shard_in_step::skipped;
         if (!has_device() && !machine_.is_async()) {
-            plan_.shards.assign(registry_.size(), shard_in_step::submitted);
-            for (std::size_t i = 0; i < gradients.size(); ++i)
-                if (gradients[i] == nullptr)
-                    plan_.shards[i] = shard_in_step::skipped;
-            if (!dispatcher_.do_pass_measures())
-                stats_.set_unmeasured(unmeasured_passes::all);
             dispatcher_.do_pass(plan_.first_pass, backends::cpu);
             return;
         }
         {
             std::lock_guard const lock(submit_all_mutex_);
-            plan_.shards.assign(registry_.size(), shard_in_step::submitted);
             watch([&] { dispatcher_.submit_all(machine_.is_async()); });
         }
         if (machine_.is_async() && dispatcher_.host().is_empty()) // no thread will reach the end of an empty queue
@@ -302,17 +300,14 @@ private:
             std::unique_lock(submit_all_mutex_).unlock();
             while (!machine_.has_failed()) {
                 if (has_device()) {
-                    bool awaits = false;
-                    watch([&] { awaits = dispatcher_.awaits_gradients(); });
-                    if (awaits || dispatcher_.queue().done() != dispatcher_.queue().added())
+                    if (watch([&] { return dispatcher_.awaits_gradients(); }) ||
+                        dispatcher_.queue().done() != dispatcher_.queue().added())
                         return true; // step the gradients that have arrived
                     watch([&] { dispatcher_.take_results(); });
                 }
                 if (!decide_next())
                     return false;
-                bool more = false;
-                watch([&] { more = dispatcher_.begin_pass_at_end(next_pass_, next_backends()); });
-                if (more)
+                if (watch([&] { return dispatcher_.begin_pass_at_end(next_pass_, next_backends()); }))
                     return true;
             }
         } catch (...) {
@@ -340,14 +335,14 @@ private:
                 {"cannot step shards with step numbers of their own: a device has shards, and all of them "
                  "take the optimizer's step. Call place() with a null device first."});
     }
-    // Calls work(). With a device, an exception marks the step as failed, so that it is rolled back.
+    // Returns work(). With a device, an exception marks the step as failed, so that it is rolled back.
     template <class Work>
-    void watch(Work const& work)
+    std::invoke_result_t<Work const&> watch(Work const& work)
     {
         if (!has_device())
             return work();
         try {
-            work();
+            return work();
         } catch (...) {
             machine_.fail();
             throw;

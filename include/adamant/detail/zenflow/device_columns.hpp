@@ -150,12 +150,12 @@ public:
                 device_->gather_columns(columns_of(i, shard_array::grad, arrays_[i].grad));
         run(block_pass::speculate, pieces);
         auto const publishes = [&](std::size_t i) { return takes_part(in_step[i]) || is_new; };
-        for (std::size_t i = 0; i < residents_.size(); ++i)
+        for (std::size_t i = 0; i < residents_.size(); ++i) {
             if (publishes(i))
                 send_weights(i);
-        for (std::size_t i = 0; i < residents_.size(); ++i)
             if (publishes(i) && is_tracked(i))
                 download_weights(i);
+        }
         wait();
         part_->forget_records(); // the step is complete
         for (std::size_t i = 0; i < residents_.size(); ++i)

@@ -40,7 +40,6 @@ public:
             piece.elems = s.size();
             piece.format = &s.format();
             whole.push_back(piece);
-            first_block_.push_back(squares_.size());
             squares_.resize(squares_.size() + s.blocks());
         }
         recorded_.resize(squares_.size());
@@ -81,9 +80,11 @@ public:
         whole_->fetch(squares_, recorded_);
         device_.wait();
         squares_total total;
+        auto next = squares_.begin();
         for (std::size_t i = 0; i < matrices_.size(); ++i)
-            for (std::size_t b = 0; takes_part(params[i]) && b < matrices_[i].shard().blocks(); ++b)
-                total.add(squares_[first_block_[i] + b]);
+            for (std::size_t b = 0; b < matrices_[i].shard().blocks(); ++b, ++next)
+                if (takes_part(params[i]))
+                    total.add(*next);
         return total;
     }
 
@@ -157,7 +158,6 @@ private:
     device_session const& device_;
     std::vector<zenflow_matrix> const& matrices_;
     std::vector<device_arrays> const& arrays_;
-    std::vector<std::size_t> first_block_; // for each param
     std::vector<grad_squares> squares_;
     std::vector<std::uint8_t> recorded_;
     std::unique_ptr<device_part> whole_; // all gradients

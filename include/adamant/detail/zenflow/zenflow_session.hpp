@@ -96,7 +96,7 @@ public:
         make_terms(terms_, values, options_, model_.registry.groups().size(), position_.steps + 1, loss_scale());
         rounded_to_nearest([&] { // refuses values before the step is open
             std::vector<group_step> unused;
-            make_group_steps(model_.registry.groups(), terms_, 1.0, unused);
+            make_group_steps(model_.registry.groups(), terms_, unused);
         });
         started_ = clock::now();
         if (background_.device_state() != nullptr)
