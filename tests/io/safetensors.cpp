@@ -402,7 +402,7 @@ TEST_CASE("a header with a right checksum is not believed either")
                                            h["b.exp_avg_sq[1:4]"]["data_offsets"] = {84, 92};
                                            h["b.exp_avg_sq[1:4]"]["shape"] = {4};
                                        })),
-                   {"'b.exp_avg_sq[1:4]'"}));
+                   {"is truncated: it has 90 bytes of data, but its header says 92"}));
     // An end of the data that overflows together with the header.
     {
         std::size_t const elements = std::numeric_limits<std::size_t>::max() / 8;

@@ -37,7 +37,7 @@ struct header_tensor {
     std::vector<std::size_t> shape = {};
     std::size_t begin = 0; // range of bytes in the data
     std::size_t end = 0;
-    std::byte const* data = nullptr; // set by check_data()
+    std::byte const* data = nullptr;
 };
 
 inline std::string tensor_text(std::string const& name)
@@ -160,6 +160,7 @@ public:
         if (digits + 16 > data_offset_ || bytes.compare(digits, 16, header_digest(bytes, digits)) != 0)
             throw malformed("its checksum does not match; another program may have written it anew");
         read_header(header, expected_kind);
+        check_data();
     }
 
     [[nodiscard]] std::uint64_t step() const noexcept { return step_; }
@@ -168,6 +169,12 @@ public:
     // Returns the tensors in the order of their bytes.
     [[nodiscard]] std::vector<header_tensor> const& tensors() const noexcept { return tensors_; }
 
+private:
+    template <class... Parts>
+    [[noreturn]] void fail(Parts const&... problem) const
+    {
+        throw_corrupted({path_, ' ', problem...});
+    }
     // Checks the size and the checksums of the data, and sets header_tensor::data.
     void check_data()
     {
@@ -190,13 +197,6 @@ public:
                 fail("is corrupted: ", tensor_text(tensor.name), " has the checksum ", digest,
                      ", but was written with ", expected);
         }
-    }
-
-private:
-    template <class... Parts>
-    [[noreturn]] void fail(Parts const&... problem) const
-    {
-        throw_corrupted({path_, ' ', problem...});
     }
     void copy(std::size_t count, void* dst) const // from the beginning
     {

@@ -73,23 +73,17 @@ inline state_tensor parse_tensor(header_tensor const& tensor, state_dict const& 
 inline state_dict read_safetensors(std::string const& path, std::span<std::byte const> file, state_source const* source)
 {
     return add_file_name(path, [&] {
-        file_contents contents(path, file, source, plain_file);
+        file_contents const contents(path, file, source, plain_file);
         state_dict state = state_from_text(contents.state());
         state.step = contents.step();
         state.metadata = contents.metadata();
         try {
             name_index const params(state.params, "param");
-            for (header_tensor const& tensor : contents.tensors())
+            for (header_tensor const& tensor : contents.tensors()) {
                 state.tensors.push_back(parse_tensor(tensor, state, params));
-        } catch (invalid_argument const& error) {
-            throw malformed(reason(error));
-        }
-        contents.check_data();
-        for (std::size_t i = 0; i < state.tensors.size(); ++i) {
-            state.tensors[i].data = contents.tensors()[i].data;
-            state.tensors[i].source = source;
-        }
-        try {
+                state.tensors.back().data = tensor.data;
+                state.tensors.back().source = source;
+            }
             state.tensors = checked_tensors(state);
         } catch (invalid_argument const& error) {
             throw malformed(reason(error));

@@ -127,15 +127,7 @@ ADAMANT_DECL void zenflow_optimizer::prepare()
 
 ADAMANT_DECL zenflow_report zenflow_optimizer::step(step_values const& values)
 {
-    core_->between_steps("step()");
-    begin_step(values);
-    try {
-        for (std::size_t i = 0; i < params(); ++i)
-            submit(i);
-        return finish();
-    } catch (...) {
-        core_->session.give_up_and_rethrow();
-    }
+    return core_->whole_step(values, "step()", {});
 }
 ADAMANT_DECL zenflow_report zenflow_optimizer::step_gradients(std::span<void const* const> gradients,
                                                               step_values const& values)
@@ -145,19 +137,12 @@ ADAMANT_DECL zenflow_report zenflow_optimizer::step_gradients(std::span<void con
     for (std::size_t i = 0; i < gradients.size(); ++i)
         if (gradients[i] != nullptr)
             set_gradient(i, gradients[i]);
-    begin_step(values);
-    try {
-        for (std::size_t i = 0; i < gradients.size(); ++i)
-            gradients[i] != nullptr || core_->model.is_empty(i) ? submit(i) : skip(i);
-        return finish();
-    } catch (...) {
-        core_->session.give_up_and_rethrow();
-    }
+    return core_->whole_step(values, "step_gradients()", gradients);
 }
 ADAMANT_DECL void zenflow_optimizer::begin_step(step_values const& values)
 {
     no_traps_scope const no_traps;
-    core_->open(values);
+    core_->open(values, "begin_step()");
 }
 ADAMANT_DECL void zenflow_optimizer::submit(shard_id param)
 {

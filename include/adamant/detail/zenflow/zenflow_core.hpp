@@ -2,12 +2,14 @@
 // The parts of a zenflow_optimizer, and the preconditions of opening a step.
 #pragma once
 
+#include <cstddef>
+#include <span>
 #include <utility>
-#include <vector>
 
 #include <adamant/error.hpp>
 #include <adamant/zenflow.hpp>
 #include <adamant/detail/engine/call_rules.hpp>
+#include <adamant/detail/numerics/float_mode.hpp>
 #include <adamant/detail/zenflow/zenflow_model.hpp>
 #include <adamant/detail/zenflow/zenflow_session.hpp>
 
@@ -38,14 +40,27 @@ struct zenflow_core {
         rules.between_steps(call);
     }
     // Opens a step: allocates, publishes what the last call could not, and starts the session.
-    void open(step_values const& values)
+    void open(step_values const& values, char const* call)
     {
-        between_steps("begin_step()");
+        between_steps(call);
         rules.known_state(device());
         team().check_process();
         team().check_caller();
         session.catch_up();
         session.open(values);
+    }
+    // gradients: null pointers skip their params, unless these are empty; no gradients: no param is skipped.
+    zenflow_report whole_step(step_values const& values, char const* call, std::span<void const* const> gradients)
+    {
+        no_traps_scope const no_traps;
+        open(values, call);
+        try {
+            for (std::size_t i = 0; i < model.size(); ++i)
+                gradients.empty() || gradients[i] != nullptr || model.is_empty(i) ? session.submit(i) : session.skip(i);
+            return session.finish();
+        } catch (...) {
+            session.give_up_and_rethrow();
+        }
     }
 
     zenflow_options zenflow;

@@ -156,16 +156,12 @@ inline zenflow_state read_zenflow_safetensors(std::string const& path, std::span
                                               state_source const* source)
 {
     return add_file_name(path, [&] {
-        file_contents contents(path, file, source, zenflow_file);
+        file_contents const contents(path, file, source, zenflow_file);
         zenflow_state state = zenflow_state_from_text(contents.state());
         state.position.steps = contents.step();
         state.metadata = contents.metadata();
         try {
             zenflow_tensors tensors(contents.tensors());
-            for (zenflow_state_param& p : state.params)
-                each_tensor(p, [&](zenflow_tensor const& wanted, auto&) { static_cast<void>(tensors.find(wanted)); });
-            tensors.check_taken();
-            contents.check_data();
             for (zenflow_state_param& p : state.params) {
                 p.source = source;
                 each_tensor(p, [&](zenflow_tensor const& wanted, auto& member) {
@@ -173,6 +169,7 @@ inline zenflow_state read_zenflow_safetensors(std::string const& path, std::span
                         take(*tensor, source, member);
                 });
             }
+            tensors.check_taken();
             validate(state);
         } catch (invalid_argument const& error) {
             throw malformed(reason(error));
