@@ -255,6 +255,21 @@ TEST_CASE("memory smaller than a huge page is none, and cannot be required to be
                    "less than one of them"));
 }
 
+TEST_CASE("memory for huge pages begins where one can, however large they are")
+{
+    for (std::size_t const huge_mib : {2, 32, 512}) { // pages of 4, 16 and 64 KiB
+        fake_root root;
+        root.put("sys/kernel/mm/transparent_hugepage/enabled", "always [madvise] never\n")
+            .put("sys/kernel/mm/transparent_hugepage/hpage_pmd_size", std::to_string(huge_mib * mib) + "\n");
+        memory_options unchecked;
+        unchecked.check_available = false; // the memory is not touched
+        memory_block const some[] = {memory_block(huge_mib * mib, unchecked, root.path()),
+                                     memory_block(huge_mib * mib + mib, unchecked, root.path())};
+        for (memory_block const& block : some)
+            CHECK(reinterpret_cast<std::uintptr_t>(block.data()) % (huge_mib * mib) == 0);
+    }
+}
+
 TEST_CASE("a byte before or after the memory faults")
 {
     for (page_kind const kind : {page_kind::transparent, page_kind::normal}) {

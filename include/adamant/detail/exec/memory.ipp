@@ -3,6 +3,7 @@
 #pragma once
 
 #include <algorithm>
+#include <bit>
 #include <cerrno>
 #include <cstdint>
 #include <cstring>
@@ -187,7 +188,11 @@ ADAMANT_DECL void memory_block::touch(std::size_t begin, std::size_t end) noexce
     std::size_t const page = detail::page_bytes(page_kind::normal);
     report_.mapped_bytes = detail::round_up(report_.bytes, page);
     report_.pages = huge ? page_kind::transparent : page_kind::normal;
-    mapping_ = detail::map_pages(report_.mapped_bytes, huge ? std::size_t{1} << 21 : page);
+    // Huge pages are aligned to their size, which is 512 MiB on AArch64 with pages of 64 KiB.
+    std::size_t const huge_page = huge ? detail::transparent_bytes(root) : 0;
+    constexpr std::size_t usual_huge_page = std::size_t{1} << 21;
+    bool const is_larger = huge_page > usual_huge_page && std::has_single_bit(huge_page) && report_.bytes >= huge_page;
+    mapping_ = detail::map_pages(report_.mapped_bytes, is_larger ? huge_page : huge ? usual_huge_page : page);
     int const refused =
         ::madvise(data(), report_.mapped_bytes, huge ? MADV_HUGEPAGE : MADV_NOHUGEPAGE) != 0 ? errno : 0;
     if (!huge)
@@ -203,7 +208,7 @@ ADAMANT_DECL void memory_block::touch(std::size_t begin, std::size_t end) noexce
     else if (detail::transparent_pages_are_off(root))
         why = "they are switched off for this process; start it without PR_SET_THP_DISABLE, which it or a parent has "
               "set (in a systemd unit: MemoryTHP=disable)";
-    else if (std::size_t const huge_page = detail::transparent_bytes(root); report_.bytes < huge_page)
+    else if (report_.bytes < huge_page)
         why = detail::text_of({"a block of ", detail::bytes_text(report_.bytes), " is less than one of them (",
                                detail::bytes_text(huge_page), "); request more in one block"});
     else
