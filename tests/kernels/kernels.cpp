@@ -711,6 +711,19 @@ TEST_CASE("the caller's floating-point mode changes nothing and is not changed")
             }
 }
 
+#if defined(__aarch64__)
+TEST_CASE("the largest gradient is the same where the caller widens float16 in the alternative format")
+{
+    std::vector<float16> const grad = {{0x3c00}, {0x7c00}, {0xfe01}, {0xc000}}; // 1, infinity, NaN, -2
+    std::uint64_t before = 0;
+    asm volatile("mrs %0, fpcr" : "=r"(before));
+    asm volatile("msr fpcr, %0" : : "r"(before | std::uint64_t{1} << 26)); // AHP
+    float const largest = largest_magnitude(executor({.threads = 1}), grad.data(), dtype::float16, grad.size());
+    asm volatile("msr fpcr, %0" : : "r"(before));
+    CHECK(largest == 2);
+}
+#endif
+
 TEST_CASE("a floating-point mode inside another is the inner one, and gives the outer one back")
 {
     float volatile subnormal = 0x1p-130f;

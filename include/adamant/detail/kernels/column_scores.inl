@@ -25,6 +25,7 @@ template <class Grad>
 std::uint32_t largest_bits(std::byte const* grad, std::size_t n) noexcept
 {
     detail::vzeroupper_scope const at_end;
+    float_mode_scope const mode(subnormals::flushed); // float16 may be widened in another format (AArch64's AHP)
     constexpr std::size_t pair = 2 * simd::lanes;
     simd::u32 largest[2] = {simd::set(0u), simd::set(0u)};
     std::size_t i = 0;
