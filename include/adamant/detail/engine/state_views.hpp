@@ -74,11 +74,7 @@ struct state_to_load {
             throw_invalid_argument({"cannot load the state: it has no parameter group '", group.name, "'"});
         group = state.groups[*index];
     }
-    if (state.loss_scaler.has_value() != training.scaler.has_value())
-        throw_invalid_argument({"cannot load the state: ",
-                                training.scaler ? "it has no dynamic loss scale, but this optimizer does"
-                                                : "it has a dynamic loss scale, but this optimizer does not",
-                                ". Set loss_scaling in the options as in the run that saved it."});
+    check_has_scaler(state.loss_scaler.has_value(), training.scaler.has_value());
     return result;
 }
 

@@ -69,6 +69,16 @@ inline std::string array_text(state_dict const& state, state_tensor const& tenso
     return text_of({name(tensor.array), " of param ", in_quotes(state.params[tensor.param].name)});
 }
 
+// Whether a state and the optimizer that loads it have a dynamic loss scale.
+inline void check_has_scaler(bool saved, bool used)
+{
+    if (saved != used)
+        throw_invalid_argument({"cannot load the state: ",
+                                used ? "it has no dynamic loss scale, but this optimizer does"
+                                     : "it has a dynamic loss scale, but this optimizer does not",
+                                ". Set loss_scaling in the options as in the run that saved it."});
+}
+
 // Throws invalid_argument for a shape with more than max_elements. A zero does not hide an overflow, because other
 // readers multiply from left to right.
 inline std::size_t element_count(state_param const& param)

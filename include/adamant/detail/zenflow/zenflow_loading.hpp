@@ -101,9 +101,7 @@ public:
             validate(each);
             check_position(each.position, each.deferred_norm);
             check_same_run(states.front(), each);
-            if (each.loss_scaler.has_value() != has_scaler)
-                throw_invalid_argument({"cannot load the state: it ", each.loss_scaler ? "has a" : "has no",
-                                        " dynamic loss scale, but this optimizer ", has_scaler ? "does" : "does not"});
+            check_has_scaler(each.loss_scaler.has_value(), has_scaler);
             bool same = each.groups.size() == model_.registry.groups().size();
             for (std::size_t g = 0; same && g < each.groups.size(); ++g)
                 same = each.groups[g].name == model_.registry.groups()[g].name;
