@@ -24,12 +24,14 @@
 ADAMANT_BEGIN_NAMESPACE
 
 /// A GPU with three streams of its own, which do not synchronise with other streams. See adamant::device for its
-/// functions; all are thread-safe. They restore the calling thread's current device.
+/// functions; all are thread-safe. They restore the calling thread's current device, create no context on another one,
+/// and may be called while another thread captures a graph (not with HIP).
 ///
 /// A copy of memory that is not pinned (see pinned()) returns when CUDA has read or written it, which for a copy down
 /// is when the stream has reached it. Work that was passed to CUDA has begun: reset() waits for it.
 ///
-/// The destructor, and that of a part, wait some seconds for enqueued work.
+/// The destructor, and that of a part, wait ten seconds for enqueued work. If it has not finished by then, the memory
+/// that it may use is not released.
 class cuda_device final : public device {
 public:
     /// Opens a device. ordinal: CUDA's number of the device among those of CUDA_VISIBLE_DEVICES, from 0 (HIP's, of

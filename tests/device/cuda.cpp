@@ -950,6 +950,7 @@ TEST_CASE("cuda on host: a kernel that fails takes the device with it")
         cuda_device on(0);
         rig r(mixed_pieces(random), on);
         r.speculated = r.settled = three_steps(1);
+        wait_for(on);
         cuda_on_host::fail(call::kernel, 1, cudaErrorIllegalAddress);
         std::uint32_t const one[] = {4};
         r.part->run({block_pass::step, one, r.speculated, r.settled, r.summed, false});
@@ -980,6 +981,108 @@ TEST_CASE("cuda on host: a device that does not come to the end")
     CHECK(on.wait_until(work, soon()));
     CHECK(on.wait_until(up, device::clock::now()));
     on.release(memory);
+}
+
+TEST_CASE("cuda on host: what a part has fetched is not written after the part is destroyed, and nothing waits forever",
+          "[slow]") // a part waits ten seconds
+{
+    test::random_bits random(12);
+    cuda_device on(0);
+    device_ptr const memory = on.allocate(64);
+    std::vector<device_piece> pieces(1);
+    pieces[0].elems = 10000;
+    auto part = on.make_part(pieces, true);
+    wait_for(on);
+    std::vector<grad_squares> squares(3, {123, 4});
+    std::vector<std::uint8_t> recorded(3, 5);
+    cuda_on_host::hold(true);
+    part->fetch(squares, recorded);
+    part.reset();
+    on.release(memory); // would wait for the device
+    cuda_on_host::hold(false);
+    REQUIRE(on.reset(soon()));
+    CHECK(std::all_of(squares.begin(), squares.end(), [](grad_squares s) { return s.sum == 123 && s.nonfinite == 4; }));
+    CHECK(recorded == std::vector<std::uint8_t>(3, 5));
+    on.release(on.allocate(64)); // again, as the device answers again
+}
+
+TEST_CASE("cuda on host: a thread uses one device and gets a context there only, and keeps the one that it had")
+{
+    std::size_t const bytes = std::size_t{1} << 30;
+    cuda_on_host::forget_contexts();
+    cuda_on_host::set_device(bytes, 9, 3);
+    auto const use = [](cuda_device& on) {
+        device_ptr const memory = on.allocate(4096);
+        {
+            std::shared_ptr<std::byte> const host = on.pinned(4096);
+            on.copy_up(memory, host.get(), 4096);
+            on.call(device_stream::up, [] {});
+            wait_for(on);
+            std::vector<device_piece> pieces(1);
+            pieces[0].elems = 10000;
+            auto const part = on.make_part(pieces, true);
+            part->round_weights();
+            on.wait_event(device_stream::up, on.record_event(device_stream::work));
+            wait_for(on);
+        }
+        on.release(memory);
+        (void)on.memory();
+        REQUIRE(on.reset(soon()));
+    };
+    {
+        cuda_device on(1);
+        use(on);
+        CHECK(cuda_on_host::current == nullptr); // so CUDA's default is still device 0
+        std::thread([&] {
+            use(on);
+            CHECK(cuda_on_host::current == nullptr);
+        }).join();
+        CHECK(cuda_on_host::contexts() == std::vector<int>{1});
+        (void)cudaSetDevice(2);
+        auto* const of_caller = cuda_on_host::current;
+        use(on);
+        CHECK(cuda_on_host::current == of_caller);
+        cuda_on_host::context not_primary = {1};
+        cuda_on_host::current = &not_primary;
+        use(on);
+        CHECK(cuda_on_host::current == &not_primary);
+        cuda_on_host::current = nullptr;
+    }
+    CHECK(cuda_on_host::contexts() == std::vector<int>{1, 2});
+    {
+        cuda_device on(2);
+        cuda_on_host::set_device(bytes, 9, 2); // it cannot be used any more
+        device_ptr const memory = {256};
+        on.copy_up(memory, nullptr, 16);
+        CHECK(holds(failure(on), {"copy of 16 bytes up", "invalid device ordinal"}));
+        CHECK_THROWS_AS(on.allocate(16), device_error);
+        CHECK_THROWS_AS(on.memory(), device_error);
+    }
+    cuda_on_host::set_device(bytes, 9, 1);
+}
+
+TEST_CASE("cuda on host: a graph that another thread captures is not lost, and errors of the program are not taken")
+{
+    test::random_bits random(13);
+    cuda_on_host::capture(true);
+    {
+        cuda_device on(0);
+        rig r(mixed_pieces(random), on);
+        r.speculated = r.settled = three_steps(1);
+        std::shared_ptr<std::byte> const host = on.pinned(64);
+        r.run(block_pass::step);
+        REQUIRE(r.difference() == "");
+        REQUIRE(on.reset(soon()));
+        wait_for(on);
+        cuda_on_host::last_error = cudaErrorLaunchFailure;
+    }
+    CHECK(!cuda_on_host::capture_is_lost());
+    CHECK(cudaGetLastError() == cudaErrorLaunchFailure);
+    cuda_on_host::capture(false);
+    cuda_device on(0);
+    cuda_on_host::fail(cuda_on_host::call::allocate, 1, cudaErrorMemoryAllocation);
+    CHECK_THROWS_AS(on.allocate(64), unavailable);
+    CHECK(cudaGetLastError() == cudaSuccess);
 }
 
 TEST_CASE("cuda on host: a process that is forked while streams are at work")
@@ -1081,6 +1184,7 @@ TEST_CASE("cuda on host: devices that will not do")
     CHECK_THROWS_AS(gpu().make_part(pieces, true), unavailable);
     cuda_on_host::fail(cuda_on_host::call::copy, 1, cudaErrorInvalidValue);
     CHECK_THROWS_AS(gpu().make_part(pieces, true), device_error);
+    REQUIRE(gpu().reset(soon()));
     CHECK(cuda_on_host::used_bytes() == used);
 }
 

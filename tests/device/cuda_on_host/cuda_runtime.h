@@ -36,7 +36,17 @@ enum cudaError_t {
     cudaErrorNotReady = 600,
     cudaErrorIllegalAddress = 700,
     cudaErrorLaunchFailure = 719,
+    cudaErrorStreamCaptureUnsupported = 900,
 };
+enum cudaStreamCaptureMode {
+    cudaStreamCaptureModeGlobal,
+    cudaStreamCaptureModeThreadLocal,
+    cudaStreamCaptureModeRelaxed
+};
+enum cudaDriverEntryPointQueryResult { cudaDriverEntryPointSuccess, cudaDriverEntryPointSymbolNotFound };
+enum CUresult { CUDA_SUCCESS };
+inline constexpr unsigned long long cudaEnableDefault = 0;
+#define CUDART_VERSION 13000
 enum cudaMemcpyKind { cudaMemcpyHostToDevice = 1, cudaMemcpyDeviceToHost = 2 };
 inline constexpr unsigned cudaStreamNonBlocking = 1;
 inline constexpr unsigned cudaHostAllocPortable = 1;
@@ -54,6 +64,7 @@ inline char const* cudaGetErrorString(cudaError_t error)
     case cudaErrorNotReady: return "device not ready";
     case cudaErrorIllegalAddress: return "an illegal memory access was encountered";
     case cudaErrorLaunchFailure: return "unspecified launch failure";
+    case cudaErrorStreamCaptureUnsupported: return "operation not permitted when stream is capturing";
     }
     return "unknown error";
 }
@@ -86,6 +97,13 @@ struct stream {
     std::deque<operation> queue;
     bool busy = false; // with something that is in the queue no more
 };
+struct context {
+    int device;
+};
+// What CUDA keeps for each thread.
+inline thread_local context* current = nullptr; // null: no device has been used
+inline thread_local cudaError_t last_error = cudaSuccess;
+inline thread_local cudaStreamCaptureMode capture_mode = cudaStreamCaptureModeGlobal;
 
 class machine {
 public:
@@ -120,14 +138,33 @@ public:
     bool flushes = false; // kernels run as if compiled with --ftz=true
     bool ends = false;
     int devices = 1;
+    std::map<int, context> contexts; // of each device that was used
+    bool captures = false;           // a thread captures a graph, in mode global
+    bool capture_is_lost = false;    // because another thread made a call that this forbids
     int major = 9;
     bool integrated = false; // an APU, which uses the host's memory
     std::uint64_t launches = 0;
     std::thread worker;
 
+    // A call that needs a context: without one, the runtime makes that of device 0.
+    void use()
+    {
+        if (current == nullptr)
+            current = &contexts.try_emplace(0, context{0}).first->second;
+    }
+    // A call that a capture in another thread forbids.
+    cudaError_t unsafe()
+    {
+        use();
+        if (!captures || capture_mode == cudaStreamCaptureModeRelaxed)
+            return cudaSuccess;
+        capture_is_lost = true;
+        return cudaErrorStreamCaptureUnsupported;
+    }
     // Whether this call is to fail, and with what.
     cudaError_t fault(call of)
     {
+        use();
         if (sticky != cudaSuccess)
             return sticky;
         auto const at = faults.find(of);
@@ -228,6 +265,38 @@ inline void set_integrated(bool integrated)
     std::lock_guard const lock(m.mutex);
     m.integrated = integrated;
 }
+// A thread captures a graph from now on, or no more.
+inline void capture(bool captures)
+{
+    machine& m = machine::get();
+    std::lock_guard const lock(m.mutex);
+    m.captures = captures;
+    m.capture_is_lost = false;
+}
+[[nodiscard]] inline bool capture_is_lost()
+{
+    machine& m = machine::get();
+    std::lock_guard const lock(m.mutex);
+    return m.capture_is_lost;
+}
+// The devices that have a context.
+[[nodiscard]] inline std::vector<int> contexts()
+{
+    machine& m = machine::get();
+    std::lock_guard const lock(m.mutex);
+    std::vector<int> ordinals;
+    for (auto const& [ordinal, each] : m.contexts)
+        ordinals.push_back(ordinal);
+    return ordinals;
+}
+// Call while no device exists.
+inline void forget_contexts()
+{
+    machine& m = machine::get();
+    std::lock_guard const lock(m.mutex);
+    m.contexts.clear();
+    current = nullptr;
+}
 // As if the process were a new one: what failed is forgotten, memory stays.
 inline void restart()
 {
@@ -292,9 +361,45 @@ cudaError_t launch(void (*kernel)(Parameters...), unsigned grid, unsigned block,
 using cudaStream_t = cuda_on_host::stream*;
 using cudaEvent_t = cuda_on_host::event*;
 
+using CUcontext = cuda_on_host::context*;
+
+// Calls whose errors tests ask for keep them.
+inline cudaError_t returned(cudaError_t error)
+{
+    if (error != cudaSuccess)
+        cuda_on_host::last_error = error;
+    return error;
+}
 inline cudaError_t cudaGetLastError()
 {
-    return cudaSuccess; // errors are returned where they are made
+    return std::exchange(cuda_on_host::last_error, cudaSuccess);
+}
+inline CUresult get_current_context(CUcontext* context)
+{
+    *context = cuda_on_host::current;
+    return CUDA_SUCCESS;
+}
+inline CUresult set_current_context(CUcontext context)
+{
+    cuda_on_host::current = context;
+    return CUDA_SUCCESS;
+}
+inline cudaError_t cudaGetDriverEntryPointByVersion(char const* name, void** function, unsigned, unsigned long long,
+                                                    cudaDriverEntryPointQueryResult* found)
+{
+    *found = cudaDriverEntryPointSuccess;
+    if (std::strcmp(name, "cuCtxGetCurrent") == 0)
+        *function = reinterpret_cast<void*>(&get_current_context);
+    else if (std::strcmp(name, "cuCtxSetCurrent") == 0)
+        *function = reinterpret_cast<void*>(&set_current_context);
+    else
+        *found = cudaDriverEntryPointSymbolNotFound;
+    return cudaSuccess;
+}
+inline cudaError_t cudaThreadExchangeStreamCaptureMode(cudaStreamCaptureMode* mode)
+{
+    std::swap(*mode, cuda_on_host::capture_mode);
+    return cudaSuccess;
 }
 inline cudaError_t cudaGetDeviceCount(int* count)
 {
@@ -315,12 +420,17 @@ inline cudaError_t cudaGetDeviceProperties(cudaDeviceProp* about, int)
 }
 inline cudaError_t cudaGetDevice(int* ordinal)
 {
-    *ordinal = 0;
+    *ordinal = cuda_on_host::current == nullptr ? 0 : cuda_on_host::current->device;
     return cudaSuccess;
 }
 inline cudaError_t cudaSetDevice(int ordinal)
 {
-    return ordinal == 0 ? cudaSuccess : cudaErrorInvalidDevice;
+    auto& m = cuda_on_host::machine::get();
+    std::lock_guard const lock(m.mutex);
+    if (ordinal < 0 || ordinal >= m.devices)
+        return returned(cudaErrorInvalidDevice);
+    cuda_on_host::current = &m.contexts.try_emplace(ordinal, cuda_on_host::context{ordinal}).first->second;
+    return cudaSuccess;
 }
 inline cudaError_t cudaMemGetInfo(std::size_t* free_bytes, std::size_t* total_bytes)
 {
@@ -334,10 +444,12 @@ inline cudaError_t cudaMalloc(void** memory, std::size_t bytes)
 {
     auto& m = cuda_on_host::machine::get();
     std::lock_guard const lock(m.mutex);
+    if (cudaError_t const error = m.unsafe(); error != cudaSuccess)
+        return returned(error);
     if (cudaError_t const error = m.fault(cuda_on_host::call::allocate); error != cudaSuccess)
-        return error;
+        return returned(error);
     if (m.used_bytes > m.memory_bytes || bytes > m.memory_bytes - m.used_bytes)
-        return cudaErrorMemoryAllocation;
+        return returned(cudaErrorMemoryAllocation);
     // Ends where it ends, for the address sanitizer.
     void* made = nullptr;
     if (posix_memalign(&made, 256, bytes) != 0)
@@ -351,7 +463,13 @@ inline cudaError_t cudaMalloc(void** memory, std::size_t bytes)
 inline cudaError_t cudaFree(void* memory)
 {
     auto& m = cuda_on_host::machine::get();
-    std::lock_guard const lock(m.mutex);
+    std::unique_lock lock(m.mutex);
+    if (cudaError_t const error = m.unsafe(); error != cudaSuccess)
+        return returned(error);
+    m.changed.wait(lock, [&] { // as CUDA does
+        return m.sticky != cudaSuccess ||
+               std::all_of(m.streams.begin(), m.streams.end(), [&](auto const& each) { return m.idle(each.get()); });
+    });
     auto const at = m.memory.find(reinterpret_cast<std::uintptr_t>(memory));
     if (at == m.memory.end())
         return cudaErrorInvalidValue;
@@ -366,8 +484,10 @@ inline cudaError_t cudaHostAlloc(void** memory, std::size_t bytes, unsigned)
 {
     auto& m = cuda_on_host::machine::get();
     std::lock_guard const lock(m.mutex);
+    if (cudaError_t const error = m.unsafe(); error != cudaSuccess)
+        return returned(error);
     if (cudaError_t const error = m.fault(cuda_on_host::call::allocate_host); error != cudaSuccess)
-        return error;
+        return returned(error);
     void* page = nullptr;
     if (posix_memalign(&page, 4096, pinned_offset + bytes) != 0)
         return cudaErrorMemoryAllocation;
@@ -379,6 +499,8 @@ inline cudaError_t cudaFreeHost(void* memory)
 {
     auto& m = cuda_on_host::machine::get();
     std::lock_guard const lock(m.mutex);
+    if (cudaError_t const error = m.unsafe(); error != cudaSuccess)
+        return returned(error);
     if (m.pinned.erase(reinterpret_cast<std::uintptr_t>(memory)) == 0)
         return cudaErrorInvalidValue;
     std::free(static_cast<std::byte*>(memory) - pinned_offset);
@@ -389,6 +511,7 @@ inline cudaError_t cudaStreamCreateWithFlags(cudaStream_t* made, unsigned)
 {
     auto& m = cuda_on_host::machine::get();
     std::lock_guard const lock(m.mutex);
+    m.use();
     m.streams.push_back(std::make_unique<cuda_on_host::stream>());
     *made = m.streams.back().get();
     return cudaSuccess;
@@ -405,7 +528,9 @@ inline cudaError_t cudaStreamQuery(cudaStream_t which)
 {
     auto& m = cuda_on_host::machine::get();
     std::lock_guard const lock(m.mutex);
-    return m.sticky != cudaSuccess ? m.sticky : m.idle(which) ? cudaSuccess : cudaErrorNotReady;
+    if (cudaError_t const error = m.unsafe(); error != cudaSuccess)
+        return returned(error);
+    return returned(m.sticky != cudaSuccess ? m.sticky : m.idle(which) ? cudaSuccess : cudaErrorNotReady);
 }
 inline cudaError_t cudaEventCreate(cudaEvent_t* made)
 {
@@ -431,9 +556,11 @@ inline cudaError_t cudaEventQuery(cudaEvent_t which)
 {
     auto& m = cuda_on_host::machine::get();
     std::lock_guard const lock(m.mutex);
+    if (cudaError_t const error = m.unsafe(); error != cudaSuccess)
+        return returned(error);
     if (m.sticky != cudaSuccess)
-        return m.sticky;
-    return which->last == nullptr || which->last->done ? cudaSuccess : cudaErrorNotReady;
+        return returned(m.sticky);
+    return returned(which->last == nullptr || which->last->done ? cudaSuccess : cudaErrorNotReady);
 }
 inline cudaError_t cudaEventElapsedTime(float* ms, cudaEvent_t begin, cudaEvent_t end)
 {
@@ -495,17 +622,6 @@ inline cudaError_t cudaMemcpyAsync(void* to, void const* from, std::size_t bytes
     if (!up && !m.is_pinned(to, bytes)) // written before the call returns
         m.changed.wait(lock, [&] { return m.idle(in) || m.sticky != cudaSuccess; });
     return m.sticky;
-}
-inline cudaError_t cudaMemcpy(void* to, void const* from, std::size_t bytes, cudaMemcpyKind kind)
-{
-    auto& m = cuda_on_host::machine::get();
-    std::lock_guard const lock(m.mutex);
-    if (cudaError_t const error = m.fault(cuda_on_host::call::copy); error != cudaSuccess)
-        return error;
-    if (!m.is_device(kind == cudaMemcpyHostToDevice ? to : from, bytes))
-        return cudaErrorInvalidValue;
-    std::memcpy(to, from, bytes);
-    return cudaSuccess;
 }
 inline cudaError_t cudaMemsetAsync(void* memory, int value, std::size_t bytes, cudaStream_t in)
 {

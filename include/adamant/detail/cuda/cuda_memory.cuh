@@ -23,7 +23,9 @@ namespace detail::cuda {
     streams.check_process();
     device_scope const scope(streams.ordinal());
     device_memory result;
-    if (cudaError_t const error = cudaMemGetInfo(&result.free_bytes, &result.total_bytes); error != cudaSuccess) {
+    cudaError_t const error =
+        scope.error() != cudaSuccess ? scope.error() : cudaMemGetInfo(&result.free_bytes, &result.total_bytes);
+    if (error != cudaSuccess) {
         (void)cudaGetLastError();
         throw_device_error({"cannot read the memory size of ", streams.name(), ": ", cudaGetErrorString(error)});
     }
@@ -38,7 +40,7 @@ namespace detail::cuda {
         return {};
     device_scope const scope(streams.ordinal());
     void* memory = nullptr;
-    cudaError_t const error = cudaMalloc(&memory, bytes);
+    cudaError_t const error = scope.error() != cudaSuccess ? scope.error() : cudaMalloc(&memory, bytes);
     if (error == cudaSuccess)
         return {reinterpret_cast<std::uintptr_t>(memory)};
     (void)cudaGetLastError();
@@ -52,7 +54,7 @@ namespace detail::cuda {
 }
 inline void release(stream_set const& streams, device_ptr memory) noexcept
 {
-    if (!memory || !streams.in_this_process())
+    if (!memory || !streams.in_this_process() || streams.is_abandoned())
         return;
     device_scope const scope(streams.ordinal());
     if (cudaFree(address_of(memory)) != cudaSuccess)
@@ -84,7 +86,9 @@ inline void copy_down(stream_set& streams, void* dst, device_ptr src, std::size_
     void* memory = nullptr;
     // At least one whole page, and one more because CUDA does not align small allocations to pages.
     std::size_t const rounded = (bytes / page + 2) * page;
-    if (cudaError_t const error = cudaHostAlloc(&memory, rounded, cudaHostAllocPortable); error != cudaSuccess) {
+    cudaError_t const error =
+        scope.error() != cudaSuccess ? scope.error() : cudaHostAlloc(&memory, rounded, cudaHostAllocPortable);
+    if (error != cudaSuccess) {
         (void)cudaGetLastError();
         throw_unavailable({"cannot allocate ", bytes, " bytes of pinned host memory for ", streams.name(), ": ",
                            cudaGetErrorString(error),
@@ -92,8 +96,11 @@ inline void copy_down(stream_set& streams, void* dst, device_ptr src, std::size_
                                ? ". Free host memory, or raise the limit on locked memory (ulimit -l)."
                                : ". Look for earlier errors of this device."});
     }
-    std::shared_ptr<void> owner(memory, [process = this_process()](void* pointer) {
-        if (this_process() == process && cudaFreeHost(pointer) != cudaSuccess)
+    std::shared_ptr<void> owner(memory, [process = this_process(), ordinal = streams.ordinal()](void* pointer) {
+        if (this_process() != process)
+            return;
+        device_scope const used(ordinal); // or CUDA would create a context on another device
+        if (cudaFreeHost(pointer) != cudaSuccess)
             (void)cudaGetLastError();
     });
     std::size_t const offset = (0 - reinterpret_cast<std::uintptr_t>(memory)) % page;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// device_scope: sets the current CUDA device. operation: describes enqueued work.
+// device_scope: makes a CUDA device current. operation: describes enqueued work.
 #pragma once
 
 #include <cstdint>
@@ -12,26 +12,79 @@ namespace detail::cuda {
 
 using event_handle = cudaEvent_t;
 
-// Sets the calling thread's current device for a scope. If that fails, the next CUDA call returns the error.
+#if defined(__HIP__)
+// What is current for the calling thread.
+using current_context = int;
+[[nodiscard]] inline current_context get_current() noexcept
+{
+    int ordinal = 0;
+    (void)cudaGetDevice(&ordinal);
+    return ordinal;
+}
+inline void set_current(current_context ordinal) noexcept
+{
+    (void)cudaSetDevice(ordinal);
+}
+#else
+// What is current for the calling thread, as the driver has it: cudaSetDevice() would create a context of hundreds of
+// megabytes on a device that the thread has not used, and would replace a context that is not the device's primary one.
+using current_context = CUcontext;
+template <class Function>
+[[nodiscard]] Function* driver_function(char const* name) noexcept
+{
+    void* function = nullptr;
+    cudaDriverEntryPointQueryResult found = cudaDriverEntryPointSymbolNotFound;
+#if CUDART_VERSION >= 12050
+    cudaError_t const error = cudaGetDriverEntryPointByVersion(name, &function, 12000, cudaEnableDefault, &found);
+#else
+    cudaError_t const error = cudaGetDriverEntryPoint(name, &function, cudaEnableDefault, &found);
+#endif
+    if (error != cudaSuccess)
+        (void)cudaGetLastError();
+    return error == cudaSuccess && found == cudaDriverEntryPointSuccess ? reinterpret_cast<Function*>(function)
+                                                                        : nullptr;
+}
+[[nodiscard]] inline current_context get_current() noexcept
+{
+    static auto* const get = driver_function<CUresult(CUcontext*)>("cuCtxGetCurrent");
+    current_context context = nullptr;
+    return get != nullptr && get(&context) == CUDA_SUCCESS ? context : nullptr;
+}
+inline void set_current(current_context context) noexcept
+{
+    static auto* const set = driver_function<CUresult(CUcontext)>("cuCtxSetCurrent");
+    if (set != nullptr)
+        (void)set(context);
+}
+#endif
+
+// Makes a device current for the calling thread, and lets it work while another thread captures a graph. Afterwards,
+// what was current before is current again.
 class device_scope {
 public:
-    explicit device_scope(int ordinal) noexcept
+    explicit device_scope(int ordinal) noexcept : previous_(get_current()), error_(cudaSetDevice(ordinal))
     {
-        changed_ = cudaGetDevice(&previous_) == cudaSuccess && previous_ != ordinal;
-        if (changed_)
-            (void)cudaSetDevice(ordinal);
+        if (error_ != cudaSuccess)
+            (void)cudaGetLastError();
+        if (cudaThreadExchangeStreamCaptureMode(&capture_mode_) != cudaSuccess)
+            (void)cudaGetLastError();
     }
     ~device_scope()
     {
-        if (changed_)
-            (void)cudaSetDevice(previous_);
+        if (cudaThreadExchangeStreamCaptureMode(&capture_mode_) != cudaSuccess)
+            (void)cudaGetLastError();
+        set_current(previous_);
     }
     device_scope(device_scope const&) = delete;
     device_scope& operator=(device_scope const&) = delete;
 
+    // Why the device is not current; cudaSuccess if it is.
+    [[nodiscard]] cudaError_t error() const noexcept { return error_; }
+
 private:
-    int previous_ = 0;
-    bool changed_;
+    current_context previous_;
+    cudaError_t error_;
+    cudaStreamCaptureMode capture_mode_ = cudaStreamCaptureModeRelaxed;
 };
 
 // An enqueued operation, for error messages, and the bytes that it moves.

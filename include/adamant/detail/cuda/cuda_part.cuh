@@ -129,18 +129,21 @@ public:
         }
         memory_ = allocate(streams_, layout_.end);
         try {
-            std::vector<std::byte> image(layout_.records); // sums and epochs of records: 0
+            std::size_t const results_bytes = layout_.blocks * (sizeof(grad_squares) + sizeof(std::uint32_t));
+            fetched_ = std::make_shared<fetched_results>();
+            fetched_->staged = pinned(streams_, std::max(layout_.records, results_bytes));
+            // The tables, with sums and epochs of records of 0. Kernels are in the same stream, after the copy; so are
+            // downloads to the staging buffer.
+            std::span<std::byte> const image(fetched_->staged.get(), layout_.records);
+            std::fill(image.begin(), image.end(), std::byte{0});
             describe(image);
-            device_scope const scope(streams_.ordinal());
+            streams_.check_failure(); // the copy would not be enqueued
             if (!image.empty())
-                if (cudaError_t const error =
-                        cudaMemcpy(address_of(memory_), image.data(), image.size(), cudaMemcpyHostToDevice);
-                    error != cudaSuccess) {
-                    (void)cudaGetLastError();
-                    throw_device_error({"cannot copy the description of ", pieces_.size(), " pieces to ",
-                                        streams_.name(), ": ", cudaGetErrorString(error)});
-                }
-            results_ = pinned(streams_, layout_.blocks * (sizeof(grad_squares) + sizeof(std::uint32_t)));
+                streams_.enqueue(device_stream::work, {operation::copy_up, {}, image.size()}, [&](cudaStream_t stream) {
+                    return cudaMemcpyAsync(address_of(memory_), image.data(), image.size(), cudaMemcpyHostToDevice,
+                                           stream);
+                });
+            streams_.check_failure();
         } catch (...) {
             release(streams_, memory_);
             throw;
@@ -148,11 +151,15 @@ public:
     }
     ~part() override
     {
-        // Enqueued work uses the memory and the results. They leak if the device does not finish it.
-        if (streams_.drain(stream_set::clock::now() + std::chrono::seconds(10)) == stream_set::drain_result::busy)
-            (void)new std::shared_ptr<std::byte>(std::move(results_));
-        else
+        if (streams_.drain(stream_set::clock::now() + std::chrono::seconds(10)) != stream_set::drain_result::busy) {
             release(streams_, memory_);
+            return;
+        }
+        // Unfinished work uses the memory and the staging buffer, which leak, and fetch() must not write any more.
+        streams_.abandon();
+        std::lock_guard const lock(fetched_->mutex);
+        fetched_->is_cancelled = true;
+        fetched_->itself = fetched_;
     }
 
     void run(device_pass const& pass) override
@@ -260,7 +267,7 @@ public:
             return;
         std::size_t const sums_bytes = layout_.blocks * sizeof(grad_squares);
         std::size_t const epochs_bytes = layout_.blocks * sizeof(std::uint32_t);
-        std::byte* const staged = results_.get();
+        std::byte* const staged = fetched_->staged.get();
         streams_.enqueue(device_stream::down, {operation::fetch, {}, layout_.blocks, sums_bytes + epochs_bytes},
                          [&](cudaStream_t stream) {
                              cudaError_t const error = cudaMemcpyAsync(staged, address_of(memory_ + layout_.squares),
@@ -271,8 +278,11 @@ public:
                                                           epochs_bytes, cudaMemcpyDeviceToHost, stream);
                          });
         // The spans may be in pageable memory, and a copy to pageable memory would block until the stream reaches it.
-        streams_.call(device_stream::down, [staged, squares, recorded, sums_bytes,
+        streams_.call(device_stream::down, [fetched = fetched_, staged, squares, recorded, sums_bytes,
                                             epoch = epoch_.load(std::memory_order_relaxed)] {
+            std::lock_guard const lock(fetched->mutex);
+            if (fetched->is_cancelled)
+                return;
             std::memcpy(squares.data(), staged, sums_bytes);
             for (std::size_t b = 0; b < recorded.size(); ++b) {
                 std::uint32_t record_epoch;
@@ -283,8 +293,15 @@ public:
     }
 
 private:
+    // The staging buffer of fetch(), whose copies may run after the part is destroyed.
+    struct fetched_results {
+        std::mutex mutex;
+        std::shared_ptr<std::byte> staged; // pinned
+        bool is_cancelled = false;
+        std::shared_ptr<fetched_results> itself; // set: never freed
+    };
     // Writes the kernels' tables: the pieces, and the piece of each block.
-    void describe(std::vector<std::byte>& image) const
+    void describe(std::span<std::byte> image) const
     {
         device_ptr record = memory_ + layout_.records;
         for (std::uint32_t i = 0; i < pieces_.size(); ++i) {
@@ -376,7 +393,7 @@ private:
     part_layout layout_;
     std::vector<std::uint32_t> first_blocks_; // of each piece
     device_ptr memory_;
-    std::shared_ptr<std::byte> results_; // pinned staging buffer of fetch()
+    std::shared_ptr<fetched_results> fetched_;
     std::mutex mutex_;
     std::vector<std::uint32_t> recorded_; // epoch of each piece's records; only for bytes_of()
     std::atomic<std::uint32_t> epoch_{1}; // of new records; older records are invalid

@@ -31,6 +31,7 @@ public:
     stream_set(int ordinal, std::string name) : ordinal_(ordinal), name_(std::move(name))
     {
         device_scope const scope(ordinal_);
+        require(scope.error(), "cannot be used");
         try {
             for (queue& q : streams_) {
                 require(cudaStreamCreateWithFlags(&q.stream, cudaStreamNonBlocking), "cannot make a stream");
@@ -84,7 +85,7 @@ public:
         bool has_slot = false;
         {
             std::lock_guard const lock(state_mutex_);
-            if (!failure_.empty())
+            if (!failure_.empty() || !check(scope.error(), op))
                 return;
             if (q.last - q.completed + 2 >= ring_size)
                 retire_completed(stream);
@@ -99,11 +100,11 @@ public:
             }
             if (!failure_.empty())
                 return;
+            q.has_unmarked_work = true; // also if enqueue() throws after some work
+            q.is_contiguous = false;
         }
         cudaError_t const error = enqueue(q.stream);
         std::lock_guard const lock(state_mutex_);
-        q.has_unmarked_work = true;
-        q.is_contiguous = false;
         if (!check(error, op))
             return;
         if (!has_slot) { // the ring is full: count this operation with the one before it
@@ -129,7 +130,7 @@ public:
         device_scope const scope(ordinal_);
         std::lock_guard const order(q.order);
         std::lock_guard const lock(state_mutex_);
-        if (!failure_.empty())
+        if (!failure_.empty() || !check(scope.error(), {operation::call}))
             return;
         while (!calls_->empty() && calls_->front()->done.load(std::memory_order_acquire))
             calls_->pop_front();
@@ -149,7 +150,7 @@ public:
         device_scope const scope(ordinal_);
         std::lock_guard const order(q.order);
         std::lock_guard const lock(state_mutex_);
-        if (failure_.empty() && q.has_unmarked_work) {
+        if (failure_.empty() && q.has_unmarked_work && check(scope.error(), {})) {
             if (q.last - q.completed + 2 >= ring_size)
                 retire_completed(stream);
             bool const has_slot = q.last - q.completed + 2 < ring_size;
@@ -175,7 +176,7 @@ public:
         device_scope const scope(ordinal_);
         std::lock_guard const order(q.order);
         std::lock_guard const lock(state_mutex_);
-        if (!failure_.empty() || event.number <= other.completed)
+        if (!failure_.empty() || event.number <= other.completed || !check(scope.error(), {}))
             return;
         // The slot may hold an event that was recorded later in that stream, which is after this event, too.
         if (check(cudaStreamWaitEvent(q.stream, other.slot_at(event.number).end, 0), {})) {
@@ -190,7 +191,7 @@ public:
         device_scope const scope(ordinal_);
         std::lock_guard const order(q.order);
         std::lock_guard const lock(state_mutex_);
-        if (failure_.empty() && check(cudaStreamWaitEvent(q.stream, event, 0), {})) {
+        if (failure_.empty() && check(scope.error(), {}) && check(cudaStreamWaitEvent(q.stream, event, 0), {})) {
             q.has_unmarked_work = true;
             q.is_contiguous = false;
         }
@@ -204,7 +205,7 @@ public:
             {
                 device_scope const scope(ordinal_);
                 std::lock_guard const lock(state_mutex_);
-                if (failure_.empty())
+                if (failure_.empty() && check(scope.error(), {}))
                     retire_completed(event.stream);
                 if (failure_.empty() && queue_of(event.stream).completed >= event.number) {
                     for (device_stream const stream : {device_stream::work, device_stream::up, device_stream::down})
@@ -229,7 +230,20 @@ public:
             q.has_unmarked_work = q.is_contiguous = false;
         failure_.clear();
         calls_->clear();
+        is_abandoned_.store(false, std::memory_order_relaxed);
         return true;
+    }
+    // Call if work has not finished although it was waited for: from now on, until a reset, memory is not released,
+    // because CUDA would wait for the work without a limit, and the work may use it.
+    void abandon() noexcept { is_abandoned_.store(true, std::memory_order_relaxed); }
+    [[nodiscard]] bool is_abandoned() const noexcept { return is_abandoned_.load(std::memory_order_relaxed); }
+    // Throws device_error if something has failed.
+    void check_failure() const
+    {
+        check_process();
+        std::lock_guard const lock(state_mutex_);
+        if (!failure_.empty())
+            throw device_error(failure_);
     }
     enum class drain_result : std::uint8_t {
         idle, // all streams have finished
@@ -247,10 +261,13 @@ public:
             {
                 device_scope const scope(ordinal_);
                 std::lock_guard const lock(state_mutex_);
+                if (scope.error() != cudaSuccess)
+                    return drain_result::dead;
                 for (queue& q : streams_) {
                     cudaError_t const status = cudaStreamQuery(q.stream);
-                    (void)cudaGetLastError();
-                    if (status != cudaSuccess && status != cudaErrorNotReady)
+                    if (status != cudaSuccess)
+                        (void)cudaGetLastError();
+                    if (status != cudaSuccess && !is_not_ready(status))
                         return drain_result::dead;
                     idle = idle && status == cudaSuccess;
                 }
@@ -342,10 +359,15 @@ private:
         failure_ = "adamant: " + name_ + " has failed: " + cudaGetErrorString(error) +
                    (candidates.empty() ? "" : "; it was at the " + candidates.substr(4));
     }
+    // HIP refuses queries while another thread captures a graph, even in a scope that allows them.
+    [[nodiscard]] static bool is_not_ready(cudaError_t status) noexcept
+    {
+        return status == cudaErrorNotReady || status == cudaErrorStreamCaptureUnsupported;
+    }
     [[nodiscard]] bool is_complete(cudaEvent_t event)
     {
         cudaError_t const status = cudaEventQuery(event);
-        if (status == cudaErrorNotReady)
+        if (is_not_ready(status))
             (void)cudaGetLastError(); // not an error, so the program must not see it
         else if (status != cudaSuccess)
             record_async_failure(status);
@@ -381,21 +403,22 @@ private:
     }
     void destroy() noexcept
     {
+        bool all = true;
         for (queue& q : streams_) {
             for (slot& s : q.ring)
                 for (cudaEvent_t const event : {s.begin, s.end})
-                    if (event != nullptr)
-                        (void)cudaEventDestroy(event);
-            if (q.stream != nullptr)
-                (void)cudaStreamDestroy(q.stream);
+                    all = (event == nullptr || cudaEventDestroy(event) == cudaSuccess) && all;
+            all = (q.stream == nullptr || cudaStreamDestroy(q.stream) == cudaSuccess) && all;
         }
-        (void)cudaGetLastError();
+        if (!all)
+            (void)cudaGetLastError();
     }
 
     int ordinal_;
     std::string name_;
-    mutable std::mutex state_mutex_; // guards all later members, except the order of enqueuing
+    mutable std::mutex state_mutex_; // guards all later members, except atomics and the order of enqueuing
     std::string failure_;
+    std::atomic<bool> is_abandoned_{false};
     process_bound<std::deque<std::unique_ptr<host_call>>> calls_;
     queue streams_[device_streams];
 };

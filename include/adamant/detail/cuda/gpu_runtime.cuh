@@ -9,6 +9,7 @@
 #elif defined(__HIP__)
 #include <adamant/detail/cuda/hip_runtime.cuh>
 #elif defined(__CUDACC__)
+#include <cuda.h>
 #include <cuda_fp16.h>
 #include <cuda_runtime.h>
 #else

@@ -42,6 +42,7 @@ inline constexpr unsigned score_threads = 256;
 }
 
 // A thread has one column of a range of rows. Adjacent threads have adjacent columns.
+template <int = 0>
 __global__ void __launch_bounds__(score_threads) score_columns_kernel(__grid_constant__ score_launch const args)
 {
     std::uint64_t const tiles = (args.columns + score_threads - 1) / score_threads;
@@ -58,6 +59,7 @@ __global__ void __launch_bounds__(score_threads) score_columns_kernel(__grid_con
 }
 
 // A thread block has one piece.
+template <int = 0>
 __global__ void __launch_bounds__(score_threads) find_largest_kernel(__grid_constant__ score_launch const args)
 {
     __shared__ std::uint32_t largest[score_threads];
@@ -95,8 +97,9 @@ inline void find_largest(stream_set& streams, column_scoring const& scoring)
         return;
     streams.enqueue(device_stream::work, {operation::largest, {}, scoring.rows * scoring.columns, scoring.bytes()},
                     [=](cudaStream_t stream) {
-                        return ADAMANT_GPU_LAUNCH(find_largest_kernel, static_cast<unsigned>(scoring.largest_pieces()),
-                                                  score_threads, stream, launch_of(scoring));
+                        return ADAMANT_GPU_LAUNCH(find_largest_kernel<0>,
+                                                  static_cast<unsigned>(scoring.largest_pieces()), score_threads,
+                                                  stream, launch_of(scoring));
                     });
 }
 inline void score_columns(stream_set& streams, column_scoring const& scoring)
@@ -107,7 +110,7 @@ inline void score_columns(stream_set& streams, column_scoring const& scoring)
     std::size_t const chunks = scoring.scores() / scoring.columns;
     streams.enqueue(device_stream::work, {operation::scores, {}, scoring.columns, scoring.bytes()},
                     [=](cudaStream_t stream) {
-                        return ADAMANT_GPU_LAUNCH(score_columns_kernel, static_cast<unsigned>(tiles * chunks),
+                        return ADAMANT_GPU_LAUNCH(score_columns_kernel<0>, static_cast<unsigned>(tiles * chunks),
                                                   score_threads, stream, launch_of(scoring));
                     });
 }

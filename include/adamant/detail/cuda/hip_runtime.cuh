@@ -66,11 +66,14 @@ using cudaError_t = hipError_t;
 using cudaStream_t = hipStream_t;
 using cudaEvent_t = hipEvent_t;
 using cudaDeviceProp = hipDeviceProp_t;
+using cudaStreamCaptureMode = hipStreamCaptureMode;
 inline constexpr cudaError_t cudaSuccess = hipSuccess;
 inline constexpr cudaError_t cudaErrorMemoryAllocation = hipErrorOutOfMemory;
 inline constexpr cudaError_t cudaErrorNoDevice = hipErrorNoDevice;
 inline constexpr cudaError_t cudaErrorNoKernelImageForDevice = hipErrorNoBinaryForGpu;
 inline constexpr cudaError_t cudaErrorNotReady = hipErrorNotReady;
+inline constexpr cudaError_t cudaErrorStreamCaptureUnsupported = hipErrorStreamCaptureUnsupported;
+inline constexpr cudaStreamCaptureMode cudaStreamCaptureModeRelaxed = hipStreamCaptureModeRelaxed;
 inline constexpr hipMemcpyKind cudaMemcpyHostToDevice = hipMemcpyHostToDevice;
 inline constexpr hipMemcpyKind cudaMemcpyDeviceToHost = hipMemcpyDeviceToHost;
 inline constexpr unsigned cudaStreamNonBlocking = hipStreamNonBlocking;
@@ -120,14 +123,14 @@ inline cudaError_t cudaFreeHost(void* memory)
 {
     return hipHostFree(memory);
 }
-inline cudaError_t cudaMemcpy(void* dst, void const* src, std::size_t bytes, hipMemcpyKind kind)
-{
-    return hipMemcpy(dst, src, bytes, kind);
-}
 inline cudaError_t cudaMemcpyAsync(void* dst, void const* src, std::size_t bytes, hipMemcpyKind kind,
                                    hipStream_t stream)
 {
     return hipMemcpyAsync(dst, src, bytes, kind, stream);
+}
+inline cudaError_t cudaThreadExchangeStreamCaptureMode(cudaStreamCaptureMode* mode)
+{
+    return hipThreadExchangeStreamCaptureMode(mode);
 }
 inline cudaError_t cudaStreamCreateWithFlags(cudaStream_t* made, unsigned flags)
 {
