@@ -124,16 +124,6 @@ struct optimizer_core {
             session.give_up_and_rethrow();
         }
     }
-    // Calls work(), if the open step awaits this shard. Serializes its callers.
-    template <class Work>
-    void with_awaited_shard(char const* call, std::size_t shard, Work const& work)
-    {
-        no_traps_scope const no_traps;
-        team().check_process(); // first: after a fork, the lock's holder may be in another process
-        std::lock_guard const lock(submit_mutex);
-        rules.shard_awaited(call, shard);
-        work();
-    }
     // Throws as device_backend::place().
     void move_shards(std::shared_ptr<adamant::device> target, std::vector<shard_piece> const& pieces)
     {

@@ -241,20 +241,35 @@ ADAMANT_DECL optimizer::ticket optimizer::step_async(step_values const& values)
     no_traps_scope const no_traps;
     core_->open(values, "begin_step()", detail::step_kind::as_they_arrive);
 }
+namespace detail {
+
+// Calls work(), if the open step awaits this shard. Serializes its callers.
+template <class Work>
+void with_awaited_shard(optimizer_core& core, char const* call, std::size_t shard, Work const& work)
+{
+    no_traps_scope const no_traps;
+    core.team().check_process(); // first: after a fork, the lock's holder may be in another process
+    std::lock_guard const lock(core.submit_mutex);
+    core.rules.shard_awaited(call, shard);
+    work();
+}
+
+} // namespace detail
+
 ADAMANT_DECL void optimizer::submit(shard_id shard)
 {
-    core_->with_awaited_shard("submit()", shard.index, [&] { core_->session.submit(shard.index); });
+    detail::with_awaited_shard(*core_, "submit()", shard.index, [&] { core_->session.submit(shard.index); });
 }
 ADAMANT_DECL void optimizer::submit(shard_id shard, void const* grad)
 {
-    core_->with_awaited_shard("submit()", shard.index, [&] {
+    detail::with_awaited_shard(*core_, "submit()", shard.index, [&] {
         core_->set_gradient(shard.index, grad, true);
         core_->session.submit(shard.index);
     });
 }
 ADAMANT_DECL void optimizer::skip(shard_id shard)
 {
-    core_->with_awaited_shard("skip()", shard.index, [&] { core_->session.skip(shard.index); });
+    detail::with_awaited_shard(*core_, "skip()", shard.index, [&] { core_->session.skip(shard.index); });
 }
 [[gnu::noinline]] ADAMANT_DECL optimizer_report optimizer::finish()
 {
