@@ -3,7 +3,7 @@
 // for AMD's GPUs; no other header includes it. Such a file makes the device and passes it on as
 // std::shared_ptr<adamant::device>. Executors, steps and optimizers belong in C++ files, because nvcc does not compile
 // the CPU's kernels as they must be. Both kinds of file need the same flags for threads (nvcc: -Xcompiler -fopenmp,
-// hipcc: -fopenmp), or their types do not link.
+// hipcc: -fopenmp) and, in a header-only program, the same -m flags, or their types do not link.
 #pragma once
 
 #include <cstddef>
@@ -24,14 +24,14 @@
 ADAMANT_BEGIN_NAMESPACE
 
 /// A GPU with three streams of its own, which do not synchronise with other streams. See adamant::device for its
-/// functions; all are thread-safe. They restore the calling thread's current device, create no context on another one,
-/// and may be called while another thread captures a graph (not with HIP).
+/// functions; all are thread-safe. They restore the calling thread's context, and create none on another device. With
+/// CUDA, they may be called while another thread captures a graph.
 ///
 /// A copy of memory that is not pinned (see pinned()) returns when CUDA has read or written it, which for a copy down
 /// is when the stream has reached it. Work that was passed to CUDA has begun: reset() waits for it.
 ///
-/// The destructor, and that of a part, wait ten seconds for enqueued work. If it has not finished by then, the memory
-/// that it may use is not released.
+/// The destructor, and that of a part, wait at most ten seconds for enqueued work. After that, memory leaks instead of
+/// being released, because the work may still use it.
 class cuda_device final : public device {
 public:
     /// Opens a device. ordinal: CUDA's number of the device among those of CUDA_VISIBLE_DEVICES, from 0 (HIP's, of

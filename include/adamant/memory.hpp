@@ -98,8 +98,8 @@ public:
     /// Allocates with the default options, which compiles faster.
     explicit memory_block(std::size_t bytes);
 
-    /// The memory. It begins at a multiple of a huge page's size, but of 2 MiB if it is smaller, or of a page if normal
-    /// pages were requested.
+    /// The memory. It begins at a multiple of a page if normal pages were requested, otherwise of 2 MiB. If transparent
+    /// huge pages are larger than that, a block that can hold one begins at a multiple of their size.
     [[nodiscard]] std::byte* data() noexcept { return mapping_.get(); }
     /// The memory.
     [[nodiscard]] std::byte const* data() const noexcept { return mapping_.get(); }

@@ -12,6 +12,7 @@
 #include <numeric>
 #include <span>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include <adamant/cuda.cuh>
@@ -983,12 +984,13 @@ TEST_CASE("cuda on host: a device that does not come to the end")
     on.release(memory);
 }
 
-TEST_CASE("cuda on host: what a part has fetched is not written after the part is destroyed, and nothing waits forever",
+TEST_CASE("cuda on host: results are not written after their part is destroyed, and no destructor waits without limit",
           "[slow]") // a part waits ten seconds
 {
     test::random_bits random(12);
     cuda_device on(0);
     device_ptr const memory = on.allocate(64);
+    std::shared_ptr<std::byte> host = on.pinned(64);
     std::vector<device_piece> pieces(1);
     pieces[0].elems = 10000;
     auto part = on.make_part(pieces, true);
@@ -998,7 +1000,8 @@ TEST_CASE("cuda on host: what a part has fetched is not written after the part i
     cuda_on_host::hold(true);
     part->fetch(squares, recorded);
     part.reset();
-    on.release(memory); // would wait for the device
+    on.release(memory); // would wait for the device, as would
+    host.reset();
     cuda_on_host::hold(false);
     REQUIRE(on.reset(soon()));
     CHECK(std::all_of(squares.begin(), squares.end(), [](grad_squares s) { return s.sum == 123 && s.nonfinite == 4; }));
@@ -1006,7 +1009,7 @@ TEST_CASE("cuda on host: what a part has fetched is not written after the part i
     on.release(on.allocate(64)); // again, as the device answers again
 }
 
-TEST_CASE("cuda on host: a thread uses one device and gets a context there only, and keeps the one that it had")
+TEST_CASE("cuda on host: a thread keeps its context, and no other device gets one")
 {
     std::size_t const bytes = std::size_t{1} << 30;
     cuda_on_host::forget_contexts();
@@ -1032,7 +1035,7 @@ TEST_CASE("cuda on host: a thread uses one device and gets a context there only,
     {
         cuda_device on(1);
         use(on);
-        CHECK(cuda_on_host::current == nullptr); // so CUDA's default is still device 0
+        CHECK(cuda_on_host::current == nullptr);
         std::thread([&] {
             use(on);
             CHECK(cuda_on_host::current == nullptr);

@@ -382,7 +382,7 @@ TEST_CASE("A device without the memory says so, and everything stays where it wa
     hybrid.steps->set_gradient(1, hybrid.tensors[1].mine[grad].data()); // no device writes it any more
 }
 
-TEST_CASE("If a placement and the return to the one before both fail, the CPU has all shards and reads their gradients")
+TEST_CASE("If a placement and its rollback fail, the CPU has all shards and reads their gradients")
 {
     auto const& states = expected({}, {.max_norm = 0.0});
     std::size_t both_failed = 0;
@@ -406,7 +406,7 @@ TEST_CASE("If a placement and the return to the one before both fail, the CPU ha
     CHECK((both_failed == 1 || test::shares_memory));
 }
 
-TEST_CASE("step_async() of a device whose reduction fails has changed nothing, and asks the ranks once", "[both]")
+TEST_CASE("step_async() with a device changes nothing and calls reduce once if reduce throws", "[both]")
 {
     step_values const values{.max_norm = 1e-3};
     auto const& states = expected({}, values);

@@ -209,7 +209,7 @@ TEST_CASE("a plan speculates only where it may, and goes by what was wrong latel
         plan.terms.on_nonfinite = options.on_nonfinite;
         make_plan(plan, options, 3, {as_they_arrive, has_device, wrong});
         CHECK(plan.shards == std::vector(3, shard_in_step::awaited));
-        CHECK(plan.unrecorded == (has_device ? without_room::waits : without_room::steps));
+        CHECK(plan.on_full_journal == (has_device ? full_journal_policy::defer : full_journal_policy::step));
         CHECK(plan.keeps_records() == (has_device || options.keep_last_step));
         return plan.first_pass;
     };
@@ -232,7 +232,7 @@ TEST_CASE("a plan speculates only where it may, and goes by what was wrong latel
         plan.terms.max_norm = max_norm;
         plan.terms.on_nonfinite = options.on_nonfinite;
         make_plan(plan, options, 3, {true, has_device, 0});
-        return plan.speculates == speculating::until_finish;
+        return plan.speculates_until == speculation_end::finish;
     };
     optimizer_options can_roll_back;
     can_roll_back.keep_last_step = true;
@@ -432,7 +432,7 @@ TEST_CASE("what finish() finds unstepped is measured and waits, unless all is to
         step_plan plan;
         plan.first_pass = block_pass::speculate;
         plan.measured = measuring::for_norm;
-        plan.speculates = until_finish ? speculating::until_finish : speculating::until_norm;
+        plan.speculates_until = until_finish ? speculation_end::finish : speculation_end::norm;
         plan.shards = {shard_in_step::submitted};
         plan.assumed = plan.decided = {{make_coefficients({}, 1), {}}};
         executor const cpu;

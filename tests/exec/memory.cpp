@@ -10,6 +10,8 @@
 
 #include <sys/mman.h>
 #include <sys/prctl.h>
+#include <sys/resource.h>
+#include <unistd.h>
 
 #include <adamant/memory.hpp>
 #include <adamant/shard.hpp>
@@ -249,10 +251,10 @@ TEST_CASE("memory smaller than a huge page is none, and cannot be required to be
     std::size_t const huge_page = detail::transparent_bytes({});
     memory_block const small(huge_page - 1);
     CHECK(small.report().pages == page_kind::normal);
-    CHECK(mentions(small.report().notes, "less than one of them"));
+    CHECK(mentions(small.report().notes, "and the block only "));
     CHECK(memory_block(huge_page, with(page_kind::transparent, true)).report().pages == page_kind::transparent);
     CHECK(mentions(refusal<unavailable>([&] { memory_block(huge_page - 1, with(page_kind::transparent, true)); }),
-                   "less than one of them"));
+                   "and the block only "));
 }
 
 TEST_CASE("memory for huge pages begins where one can, however large they are")
@@ -269,6 +271,31 @@ TEST_CASE("memory for huge pages begins where one can, however large they are")
             CHECK(reinterpret_cast<std::uintptr_t>(block.data()) % (huge_mib * mib) == 0);
     }
 }
+
+#if !defined(ADAMANT_SANITIZED) // who has terabytes of address space
+TEST_CASE("without address space for large huge pages, memory has normal ones, and says so", "[once]")
+{
+    std::size_t const huge_page = 512 * mib;
+    fake_root root;
+    root.put("sys/kernel/mm/transparent_hugepage/enabled", "always [madvise] never\n")
+        .put("sys/kernel/mm/transparent_hugepage/hpage_pmd_size", std::to_string(huge_page) + "\n");
+    CHECK(test::in_child([&] {
+              std::size_t pages = 0;
+              std::ifstream("/proc/self/statm") >> pages;
+              std::size_t const room = pages * static_cast<std::size_t>(sysconf(_SC_PAGESIZE)) + huge_page + 64 * mib;
+              rlimit const limit = {room, room};
+              if (setrlimit(RLIMIT_AS, &limit) != 0)
+                  return 6;
+              memory_options unchecked;
+              unchecked.check_available = false;
+              memory_block const block(huge_page, unchecked, root.path());
+              bool const is_said = block.report().notes.find("no room to align them") != std::string::npos;
+              bool const is_aligned = // emulators do not limit address space
+                  reinterpret_cast<std::uintptr_t>(block.data()) % huge_page == 0;
+              return (block.report().pages == page_kind::normal && is_said) || is_aligned ? 5 : 7;
+          }) == 5);
+}
+#endif
 
 TEST_CASE("a byte before or after the memory faults")
 {

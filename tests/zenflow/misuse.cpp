@@ -264,10 +264,10 @@ TEST_CASE("zenflow: after a device has died, place(nullptr) and load() go on wit
     a.by.step();
 }
 
-TEST_CASE("zenflow: a device that died with weights unpublished can be left for another", "[both]")
+TEST_CASE("zenflow: after a device has died with weights unpublished, another one can be used", "[both]")
 {
     misused a({.topk_ratio = 0.5, .select_interval = 4, .update_interval = 1, .overlap = false},
-              {.on_nonfinite = nonfinite_policy::skip, .device_timeout_s = 0.2});
+              {.on_nonfinite = nonfinite_policy::skip, .device_timeout_s = 0.5});
     a.by.step();
     std::vector<std::vector<float>> memory;
     zenflow_state kept = rows_of(a.by.state(), 0, 64, memory);
@@ -275,7 +275,7 @@ TEST_CASE("zenflow: a device that died with weights unpublished can be left for 
     std::vector<float> const weights = a.weights;
     kept.params[0].weights = reinterpret_cast<std::byte const*>(weights.data());
     std::size_t unpublished = 0;
-    for (std::size_t after = 0; after < 30; ++after) {
+    for (std::size_t after = 0; after < 30 && unpublished == 0; ++after) {
         a.place(test::make_device());
         a.by.step();
         a.on->hang(device_operation::copy_up, after);
@@ -342,7 +342,8 @@ TEST_CASE("zenflow: a sum in place of the maximum over ranks is refused", "[both
             a.grad.assign(misuse_elems, 0.01f); // the sum of two is a number, too
             if (on_device)
                 a.place(test::make_device());
-            CHECK(mentions(refusal<invalid_argument>([&] { a.by.step(); }), {"the result of reduce_columns"}));
+            CHECK(mentions(refusal<invalid_argument>([&] { a.by.step(); }),
+                           {"cannot use the result", "of reduce_columns", "Return the maximum"}));
         }
 }
 

@@ -181,6 +181,14 @@ public:
             worker = std::thread([this] { serve(); });
         changed.notify_all();
     }
+    // As CUDA does before it frees memory.
+    void wait_until_idle(std::unique_lock<std::mutex>& lock)
+    {
+        changed.wait(lock, [&] {
+            return sticky != cudaSuccess ||
+                   std::all_of(streams.begin(), streams.end(), [](auto const& each) { return idle(each.get()); });
+        });
+    }
     static bool idle(stream const* of) { return of->queue.empty() && !of->busy; }
     bool is_device(void const* address, std::size_t bytes) const { return is_in(memory, address, bytes); }
     bool is_pinned(void const* address, std::size_t bytes) const { return is_in(pinned, address, bytes); }
@@ -363,7 +371,7 @@ using cudaEvent_t = cuda_on_host::event*;
 
 using CUcontext = cuda_on_host::context*;
 
-// Calls whose errors tests ask for keep them.
+// Keeps the error for cudaGetLastError(). Not all calls do.
 inline cudaError_t returned(cudaError_t error)
 {
     if (error != cudaSuccess)
@@ -418,11 +426,6 @@ inline cudaError_t cudaGetDeviceProperties(cudaDeviceProp* about, int)
     about->integrated = about->pageableMemoryAccess = m.integrated;
     return cudaSuccess;
 }
-inline cudaError_t cudaGetDevice(int* ordinal)
-{
-    *ordinal = cuda_on_host::current == nullptr ? 0 : cuda_on_host::current->device;
-    return cudaSuccess;
-}
 inline cudaError_t cudaSetDevice(int ordinal)
 {
     auto& m = cuda_on_host::machine::get();
@@ -430,7 +433,7 @@ inline cudaError_t cudaSetDevice(int ordinal)
     if (ordinal < 0 || ordinal >= m.devices)
         return returned(cudaErrorInvalidDevice);
     cuda_on_host::current = &m.contexts.try_emplace(ordinal, cuda_on_host::context{ordinal}).first->second;
-    return cudaSuccess;
+    return returned(m.sticky); // as CUDA does
 }
 inline cudaError_t cudaMemGetInfo(std::size_t* free_bytes, std::size_t* total_bytes)
 {
@@ -466,10 +469,7 @@ inline cudaError_t cudaFree(void* memory)
     std::unique_lock lock(m.mutex);
     if (cudaError_t const error = m.unsafe(); error != cudaSuccess)
         return returned(error);
-    m.changed.wait(lock, [&] { // as CUDA does
-        return m.sticky != cudaSuccess ||
-               std::all_of(m.streams.begin(), m.streams.end(), [&](auto const& each) { return m.idle(each.get()); });
-    });
+    m.wait_until_idle(lock);
     auto const at = m.memory.find(reinterpret_cast<std::uintptr_t>(memory));
     if (at == m.memory.end())
         return cudaErrorInvalidValue;
@@ -498,9 +498,10 @@ inline cudaError_t cudaHostAlloc(void** memory, std::size_t bytes, unsigned)
 inline cudaError_t cudaFreeHost(void* memory)
 {
     auto& m = cuda_on_host::machine::get();
-    std::lock_guard const lock(m.mutex);
+    std::unique_lock lock(m.mutex);
     if (cudaError_t const error = m.unsafe(); error != cudaSuccess)
         return returned(error);
+    m.wait_until_idle(lock);
     if (m.pinned.erase(reinterpret_cast<std::uintptr_t>(memory)) == 0)
         return cudaErrorInvalidValue;
     std::free(static_cast<std::byte*>(memory) - pinned_offset);

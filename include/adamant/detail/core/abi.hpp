@@ -42,7 +42,8 @@
 
 // In the header-only build two translation units with different -m flags define the same inline function, and the
 // linker keeps either definition, perhaps one that this CPU cannot run. A namespace named after the instruction set
-// keeps the definitions apart. It also turns passing our types between such units into a link error.
+// keeps the definitions apart. It also turns passing our types between such units into a link error. Flags that differ
+// in other extensions only, such as dot products, share a name.
 //
 // In the separate build a function has one definition and one name. Only templates and constants stay in headers. Those
 // that compute are in an inner namespace, which is named after the instruction set.
@@ -64,19 +65,18 @@
 #define ADAMANT_ABI_ISA x86_64_sse4
 #elif defined(__x86_64__)
 #define ADAMANT_ABI_ISA x86_64
+#elif defined(__ARM_FEATURE_SVE2) && defined(__ARM_FEATURE_SVE_BITS) && __ARM_FEATURE_SVE_BITS != 0
+#define ADAMANT_ABI_ISA ADAMANT_CONCAT(aarch64, sve2, __ARM_FEATURE_SVE_BITS)
 #elif defined(__ARM_FEATURE_SVE2)
 #define ADAMANT_ABI_ISA aarch64_sve2
+#elif defined(__ARM_FEATURE_SVE) && defined(__ARM_FEATURE_SVE_BITS) && __ARM_FEATURE_SVE_BITS != 0
+#define ADAMANT_ABI_ISA ADAMANT_CONCAT(aarch64, sve, __ARM_FEATURE_SVE_BITS)
 #elif defined(__ARM_FEATURE_SVE)
 #define ADAMANT_ABI_ISA aarch64_sve
 #elif defined(__ARM_FEATURE_ATOMICS)
 #define ADAMANT_ABI_ISA aarch64_lse
 #else
 #define ADAMANT_ABI_ISA aarch64
-#endif
-#if defined(__ARM_FEATURE_SVE_BITS) && __ARM_FEATURE_SVE_BITS != 0 // vectors of one size only
-#define ADAMANT_ABI_VECTORS __ARM_FEATURE_SVE_BITS
-#else
-#define ADAMANT_ABI_VECTORS any
 #endif
 
 #if defined(_OPENMP) && !defined(ADAMANT_NO_HWLOC)
@@ -89,9 +89,9 @@
 #define ADAMANT_ABI_THREADS serial_no_hwloc
 #endif
 
-#define ADAMANT_CONCAT_(a, b, c, d) a##_##b##_##c##_##d
-#define ADAMANT_CONCAT(a, b, c, d) ADAMANT_CONCAT_(a, b, c, d)
-#define ADAMANT_FLAGS_ABI ADAMANT_CONCAT(v0, ADAMANT_ABI_ISA, ADAMANT_ABI_VECTORS, ADAMANT_ABI_THREADS)
+#define ADAMANT_CONCAT_(a, b, c) a##_##b##_##c
+#define ADAMANT_CONCAT(a, b, c) ADAMANT_CONCAT_(a, b, c)
+#define ADAMANT_FLAGS_ABI ADAMANT_CONCAT(v0, ADAMANT_ABI_ISA, ADAMANT_ABI_THREADS)
 #if defined(ADAMANT_HEADER_ONLY)
 #define ADAMANT_ABI ADAMANT_FLAGS_ABI
 #else

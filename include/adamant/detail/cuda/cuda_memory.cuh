@@ -57,7 +57,7 @@ inline void release(stream_set const& streams, device_ptr memory) noexcept
     if (!memory || !streams.in_this_process() || streams.is_abandoned())
         return;
     device_scope const scope(streams.ordinal());
-    if (cudaFree(address_of(memory)) != cudaSuccess)
+    if (scope.error() == cudaSuccess && cudaFree(address_of(memory)) != cudaSuccess)
         (void)cudaGetLastError();
 }
 
@@ -96,11 +96,12 @@ inline void copy_down(stream_set& streams, void* dst, device_ptr src, std::size_
                                ? ". Free host memory, or raise the limit on locked memory (ulimit -l)."
                                : ". Look for earlier errors of this device."});
     }
-    std::shared_ptr<void> owner(memory, [process = this_process(), ordinal = streams.ordinal()](void* pointer) {
-        if (this_process() != process)
+    std::shared_ptr<void> owner(memory, [process = this_process(), ordinal = streams.ordinal(),
+                                         abandoned = streams.abandoned()](void* pointer) {
+        if (this_process() != process || abandoned->load(std::memory_order_relaxed))
             return;
-        device_scope const used(ordinal); // or CUDA would create a context on another device
-        if (cudaFreeHost(pointer) != cudaSuccess)
+        device_scope const current(ordinal); // otherwise CUDA might create a context on another device
+        if (current.error() == cudaSuccess && cudaFreeHost(pointer) != cudaSuccess)
             (void)cudaGetLastError();
     });
     std::size_t const offset = (0 - reinterpret_cast<std::uintptr_t>(memory)) % page;

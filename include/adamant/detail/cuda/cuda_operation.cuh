@@ -13,8 +13,11 @@ namespace detail::cuda {
 using event_handle = cudaEvent_t;
 
 #if defined(__HIP__)
-// What is current for the calling thread.
 using current_context = int;
+[[nodiscard]] inline bool can_restore_contexts() noexcept
+{
+    return true;
+}
 [[nodiscard]] inline current_context get_current() noexcept
 {
     int ordinal = 0;
@@ -26,8 +29,8 @@ inline void set_current(current_context ordinal) noexcept
     (void)cudaSetDevice(ordinal);
 }
 #else
-// What is current for the calling thread, as the driver has it: cudaSetDevice() would create a context of hundreds of
-// megabytes on a device that the thread has not used, and would replace a context that is not the device's primary one.
+// The driver's context, because restoring a device by its number would create a context of hundreds of megabytes if the
+// thread has not used that device, and would not restore a context other than the device's primary one.
 using current_context = CUcontext;
 template <class Function>
 [[nodiscard]] Function* driver_function(char const* name) noexcept
@@ -44,46 +47,67 @@ template <class Function>
     return error == cudaSuccess && found == cudaDriverEntryPointSuccess ? reinterpret_cast<Function*>(function)
                                                                         : nullptr;
 }
+struct driver_functions {
+    CUresult (*get_current)(CUcontext*) = driver_function<CUresult(CUcontext*)>("cuCtxGetCurrent");
+    CUresult (*set_current)(CUcontext) = driver_function<CUresult(CUcontext)>("cuCtxSetCurrent");
+};
+[[nodiscard]] inline driver_functions const& driver() noexcept
+{
+    static driver_functions const functions;
+    return functions;
+}
+[[nodiscard]] inline bool can_restore_contexts() noexcept
+{
+    return driver().get_current != nullptr && driver().set_current != nullptr;
+}
+// Requires can_restore_contexts(), as set_current() does.
 [[nodiscard]] inline current_context get_current() noexcept
 {
-    static auto* const get = driver_function<CUresult(CUcontext*)>("cuCtxGetCurrent");
     current_context context = nullptr;
-    return get != nullptr && get(&context) == CUDA_SUCCESS ? context : nullptr;
+    return driver().get_current(&context) == CUDA_SUCCESS ? context : nullptr;
 }
 inline void set_current(current_context context) noexcept
 {
-    static auto* const set = driver_function<CUresult(CUcontext)>("cuCtxSetCurrent");
-    if (set != nullptr)
-        (void)set(context);
+    (void)driver().set_current(context);
 }
 #endif
 
-// Makes a device current for the calling thread, and lets it work while another thread captures a graph. Afterwards,
-// what was current before is current again.
+// Makes a device current for the calling thread, and allows its calls while another thread captures a graph. The
+// destructor restores the previous context and capture mode. Requires can_restore_contexts().
 class device_scope {
 public:
     explicit device_scope(int ordinal) noexcept : previous_(get_current()), error_(cudaSetDevice(ordinal))
     {
-        if (error_ != cudaSuccess)
-            (void)cudaGetLastError();
-        if (cudaThreadExchangeStreamCaptureMode(&capture_mode_) != cudaSuccess)
+        if (error_ == cudaSuccess)
+            exchanged_ = exchange_capture_mode();
+        else
             (void)cudaGetLastError();
     }
     ~device_scope()
     {
-        if (cudaThreadExchangeStreamCaptureMode(&capture_mode_) != cudaSuccess)
-            (void)cudaGetLastError();
+        if (exchanged_)
+            (void)exchange_capture_mode();
         set_current(previous_);
     }
     device_scope(device_scope const&) = delete;
     device_scope& operator=(device_scope const&) = delete;
 
-    // Why the device is not current; cudaSuccess if it is.
+    // The error of making the device current, which may be one of earlier work. If it is not cudaSuccess, make no other
+    // call: it would use another device.
     [[nodiscard]] cudaError_t error() const noexcept { return error_; }
 
 private:
+    [[nodiscard]] bool exchange_capture_mode() noexcept
+    {
+        bool const exchanged = cudaThreadExchangeStreamCaptureMode(&capture_mode_) == cudaSuccess;
+        if (!exchanged)
+            (void)cudaGetLastError();
+        return exchanged;
+    }
+
     current_context previous_;
     cudaError_t error_;
+    bool exchanged_ = false;
     cudaStreamCaptureMode capture_mode_ = cudaStreamCaptureModeRelaxed;
 };
 

@@ -132,8 +132,8 @@ public:
             std::size_t const results_bytes = layout_.blocks * (sizeof(grad_squares) + sizeof(std::uint32_t));
             fetched_ = std::make_shared<fetched_results>();
             fetched_->staged = pinned(streams_, std::max(layout_.records, results_bytes));
-            // The tables, with sums and epochs of records of 0. Kernels are in the same stream, after the copy; so are
-            // downloads to the staging buffer.
+            // The tables; sums and epochs of records begin at 0. The copy is in the stream of the kernels. fetch()
+            // uses the buffer after them.
             std::span<std::byte> const image(fetched_->staged.get(), layout_.records);
             std::fill(image.begin(), image.end(), std::byte{0});
             describe(image);
@@ -151,15 +151,17 @@ public:
     }
     ~part() override
     {
-        if (streams_.drain(stream_set::clock::now() + std::chrono::seconds(10)) != stream_set::drain_result::busy) {
-            release(streams_, memory_);
-            return;
+        using enum stream_set::drain_result;
+        stream_set::drain_result const result =
+            streams_.is_abandoned() ? busy : streams_.drain(stream_set::clock::now() + std::chrono::seconds(10));
+        if (result != idle) { // the device may still write to the staging buffer, and call fetch()'s function
+            std::lock_guard const lock(fetched_->mutex);
+            fetched_->is_cancelled = true;
+            fetched_->self = fetched_;
         }
-        // Unfinished work uses the memory and the staging buffer, which leak, and fetch() must not write any more.
-        streams_.abandon();
-        std::lock_guard const lock(fetched_->mutex);
-        fetched_->is_cancelled = true;
-        fetched_->itself = fetched_;
+        if (result == busy)
+            streams_.abandon();
+        release(streams_, memory_);
     }
 
     void run(device_pass const& pass) override
@@ -293,12 +295,12 @@ public:
     }
 
 private:
-    // The staging buffer of fetch(), whose copies may run after the part is destroyed.
+    // What fetch() has enqueued uses this, also if it runs after the part is destroyed.
     struct fetched_results {
         std::mutex mutex;
         std::shared_ptr<std::byte> staged; // pinned
         bool is_cancelled = false;
-        std::shared_ptr<fetched_results> itself; // set: never freed
+        std::shared_ptr<fetched_results> self; // if set, this object is never destroyed
     };
     // Writes the kernels' tables: the pieces, and the piece of each block.
     void describe(std::span<std::byte> image) const

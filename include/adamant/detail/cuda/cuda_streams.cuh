@@ -30,6 +30,8 @@ public:
     // Throws device_error.
     stream_set(int ordinal, std::string name) : ordinal_(ordinal), name_(std::move(name))
     {
+        if (!can_restore_contexts())
+            throw_device_error({"cannot use ", name_, ": its driver lacks cuCtxGetCurrent. Update the driver."});
         device_scope const scope(ordinal_);
         require(scope.error(), "cannot be used");
         try {
@@ -55,7 +57,8 @@ public:
                 if (!q->done.load(std::memory_order_acquire))
                     (void)q.release(); // leaked, because the device may still call it
         device_scope const scope(ordinal_);
-        destroy();
+        if (scope.error() == cudaSuccess)
+            destroy();
     }
     stream_set(stream_set const&) = delete;
     stream_set& operator=(stream_set const&) = delete;
@@ -85,7 +88,7 @@ public:
         bool has_slot = false;
         {
             std::lock_guard const lock(state_mutex_);
-            if (!failure_.empty() || !check(scope.error(), op))
+            if (!failure_.empty() || !is_current(scope, op))
                 return;
             if (q.last - q.completed + 2 >= ring_size)
                 retire_completed(stream);
@@ -130,7 +133,7 @@ public:
         device_scope const scope(ordinal_);
         std::lock_guard const order(q.order);
         std::lock_guard const lock(state_mutex_);
-        if (!failure_.empty() || !check(scope.error(), {operation::call}))
+        if (!failure_.empty() || !is_current(scope, {operation::call}))
             return;
         while (!calls_->empty() && calls_->front()->done.load(std::memory_order_acquire))
             calls_->pop_front();
@@ -150,7 +153,7 @@ public:
         device_scope const scope(ordinal_);
         std::lock_guard const order(q.order);
         std::lock_guard const lock(state_mutex_);
-        if (failure_.empty() && q.has_unmarked_work && check(scope.error(), {})) {
+        if (failure_.empty() && q.has_unmarked_work && is_current(scope, {})) {
             if (q.last - q.completed + 2 >= ring_size)
                 retire_completed(stream);
             bool const has_slot = q.last - q.completed + 2 < ring_size;
@@ -176,7 +179,7 @@ public:
         device_scope const scope(ordinal_);
         std::lock_guard const order(q.order);
         std::lock_guard const lock(state_mutex_);
-        if (!failure_.empty() || event.number <= other.completed || !check(scope.error(), {}))
+        if (!failure_.empty() || event.number <= other.completed || !is_current(scope, {}))
             return;
         // The slot may hold an event that was recorded later in that stream, which is after this event, too.
         if (check(cudaStreamWaitEvent(q.stream, other.slot_at(event.number).end, 0), {})) {
@@ -191,7 +194,7 @@ public:
         device_scope const scope(ordinal_);
         std::lock_guard const order(q.order);
         std::lock_guard const lock(state_mutex_);
-        if (failure_.empty() && check(scope.error(), {}) && check(cudaStreamWaitEvent(q.stream, event, 0), {})) {
+        if (failure_.empty() && is_current(scope, {}) && check(cudaStreamWaitEvent(q.stream, event, 0), {})) {
             q.has_unmarked_work = true;
             q.is_contiguous = false;
         }
@@ -205,7 +208,7 @@ public:
             {
                 device_scope const scope(ordinal_);
                 std::lock_guard const lock(state_mutex_);
-                if (failure_.empty() && check(scope.error(), {}))
+                if (failure_.empty() && is_current(scope, {}))
                     retire_completed(event.stream);
                 if (failure_.empty() && queue_of(event.stream).completed >= event.number) {
                     for (device_stream const stream : {device_stream::work, device_stream::up, device_stream::down})
@@ -230,13 +233,15 @@ public:
             q.has_unmarked_work = q.is_contiguous = false;
         failure_.clear();
         calls_->clear();
-        is_abandoned_.store(false, std::memory_order_relaxed);
+        is_abandoned_->store(false, std::memory_order_relaxed);
         return true;
     }
-    // Call if work has not finished although it was waited for: from now on, until a reset, memory is not released,
-    // because CUDA would wait for the work without a limit, and the work may use it.
-    void abandon() noexcept { is_abandoned_.store(true, std::memory_order_relaxed); }
-    [[nodiscard]] bool is_abandoned() const noexcept { return is_abandoned_.load(std::memory_order_relaxed); }
+    // Call if work has not finished in time. Until a reset succeeds, memory leaks instead of being released: the work
+    // may use it, and CUDA would wait for the work without a limit.
+    void abandon() noexcept { is_abandoned_->store(true, std::memory_order_relaxed); }
+    [[nodiscard]] bool is_abandoned() const noexcept { return is_abandoned_->load(std::memory_order_relaxed); }
+    // The same, for memory that may outlive this object.
+    [[nodiscard]] std::shared_ptr<std::atomic<bool> const> abandoned() const noexcept { return is_abandoned_; }
     // Throws device_error if something has failed.
     void check_failure() const
     {
@@ -359,10 +364,21 @@ private:
         failure_ = "adamant: " + name_ + " has failed: " + cudaGetErrorString(error) +
                    (candidates.empty() ? "" : "; it was at the " + candidates.substr(4));
     }
-    // HIP refuses queries while another thread captures a graph, even in a scope that allows them.
     [[nodiscard]] static bool is_not_ready(cudaError_t status) noexcept
     {
-        return status == cudaErrorNotReady || status == cudaErrorStreamCaptureUnsupported;
+#if defined(__HIP__) // refuses queries while another thread captures a graph, even in a device_scope
+        if (status == cudaErrorStreamCaptureUnsupported)
+            return true;
+#endif
+        return status == cudaErrorNotReady;
+    }
+    // Whether the device is current. If not, records the failure. op: what is about to be enqueued.
+    bool is_current(device_scope const& scope, operation const& op)
+    {
+        if (scope.error() == cudaSuccess || scope.error() == cudaErrorInvalidDevice)
+            return check(scope.error(), op);
+        record_async_failure(scope.error());
+        return false;
     }
     [[nodiscard]] bool is_complete(cudaEvent_t event)
     {
@@ -416,9 +432,9 @@ private:
 
     int ordinal_;
     std::string name_;
-    mutable std::mutex state_mutex_; // guards all later members, except atomics and the order of enqueuing
+    mutable std::mutex state_mutex_; // guards all later members, except is_abandoned_ and queue::order
     std::string failure_;
-    std::atomic<bool> is_abandoned_{false};
+    std::shared_ptr<std::atomic<bool>> const is_abandoned_ = std::make_shared<std::atomic<bool>>(false);
     process_bound<std::deque<std::unique_ptr<host_call>>> calls_;
     queue streams_[device_streams];
 };

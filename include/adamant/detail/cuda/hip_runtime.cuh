@@ -70,6 +70,7 @@ using cudaStreamCaptureMode = hipStreamCaptureMode;
 inline constexpr cudaError_t cudaSuccess = hipSuccess;
 inline constexpr cudaError_t cudaErrorMemoryAllocation = hipErrorOutOfMemory;
 inline constexpr cudaError_t cudaErrorNoDevice = hipErrorNoDevice;
+inline constexpr cudaError_t cudaErrorInvalidDevice = hipErrorInvalidDevice;
 inline constexpr cudaError_t cudaErrorNoKernelImageForDevice = hipErrorNoBinaryForGpu;
 inline constexpr cudaError_t cudaErrorNotReady = hipErrorNotReady;
 inline constexpr cudaError_t cudaErrorStreamCaptureUnsupported = hipErrorStreamCaptureUnsupported;

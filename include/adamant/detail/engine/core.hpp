@@ -85,17 +85,25 @@ struct optimizer_core {
     // Call after shards have moved.
     void build_layout_of_placement()
     {
-        build_layout();
-        // The weights of shards that moved back were on the device only. From now on the CPU uploads them.
-        cpu_backend const& host = dispatcher().host();
-        for (block_range const& r : host.ranges())
-            if (shards.has_device_arrays(r.shard))
-                host.for_each_slice_of(
-                    r, [&](std::size_t begin, std::size_t end) { shards[r.shard].shard.round_weights(begin, end); });
-        if (partition() == nullptr) {
-            shards.forget_device_arrays();
-            shards.check_overlaps(); // gradients are only read now
+        auto const forget_device_arrays = [&] {
+            if (partition() == nullptr)
+                shards.forget_device_arrays();
+        };
+        try {
+            build_layout();
+            // The weights of shards that moved back were on the device only. From now on the CPU uploads them.
+            cpu_backend const& host = dispatcher().host();
+            for (block_range const& r : host.ranges())
+                if (shards.has_device_arrays(r.shard))
+                    host.for_each_slice_of(r, [&](std::size_t begin, std::size_t end) {
+                        shards[r.shard].shard.round_weights(begin, end);
+                    });
+        } catch (...) {
+            forget_device_arrays();
+            throw;
         }
+        forget_device_arrays();
+        shards.check_overlaps(); // without a device, gradients are only read
     }
     // Opens a step: completes the rollback of a failed step, allocates, and starts the session.
     void open(step_values const& values, char const* call, step_kind kind)

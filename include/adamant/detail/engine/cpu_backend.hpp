@@ -147,7 +147,7 @@ public:
     // finish() was called: if the plan says so, blocks not stepped yet wait for the norm. Thread-safe.
     void all_is_submitted() noexcept
     {
-        if (plan_.speculates == speculating::until_finish)
+        if (plan_.speculates_until == speculation_end::finish)
             stop_speculating();
     }
     [[nodiscard]] bool is_empty() const noexcept { return entry_count_.load(std::memory_order_relaxed) == 0; }
@@ -389,7 +389,8 @@ private:
     void step_block(block_work const& w, std::size_t b, offload_shard::ready_gradient const& g,
                     group_step const& step) noexcept
     {
-        if (plan_.keeps_records() && (step_recorded(w, b, g, step) || plan_.unrecorded == without_room::waits))
+        if (plan_.keeps_records() &&
+            (step_recorded(w, b, g, step) || plan_.on_full_journal == full_journal_policy::defer))
             return;
         w.s.shard.step(b, g, step.c, w.access);
     }

@@ -79,13 +79,13 @@ struct decision {
                                : decision{step_state::stepping, block_pass::redo, true};
 }
 
-// The decision after a later pass. without_room: blocks of the CPU wait until the device is done, because the journal
+// The decision after a later pass. some_deferred: blocks of the CPU wait until the device is done, because the journal
 // had no room for their records.
-[[nodiscard]] constexpr decision after_pass(step_state state, bool without_room) noexcept
+[[nodiscard]] constexpr decision after_pass(step_state state, bool some_deferred) noexcept
 {
     if (state == step_state::rolling_back)
         return {step_state::stepping, block_pass::rest};
-    if (state == step_state::stepping && without_room)
+    if (state == step_state::stepping && some_deferred)
         return {step_state::finishing, block_pass::rest};
     return {};
 }

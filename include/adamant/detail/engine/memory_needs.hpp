@@ -37,7 +37,8 @@ namespace detail {
 // the ends of its pages, and each thread keeps one page open.
 [[nodiscard]] inline std::size_t journal_bytes(registry const& shard_registry,
                                                std::vector<block_range> const& cpu_ranges, unsigned threads,
-                                               std::size_t (offload_shard::*record_bytes)(std::size_t) const noexcept)
+                                               std::size_t (offload_shard::*record_bytes)(std::size_t)
+                                                   const noexcept) noexcept
 {
     std::size_t bytes = 0;
     for (block_range const& range : cpu_ranges) {

@@ -119,7 +119,7 @@ public:
         if (shard >= shards_.size())
             throw_invalid_argument({"there is no shard ", shard, "; the optimizer has ", shards_.size()});
     }
-    // Adds a shard whose steps run the kernels of `tier`. extents: further arrays, which must not overlap its own.
+    // Adds a shard whose steps run the kernels of `tier`. extents: more arrays to check for overlaps.
     std::size_t add_shard(std::size_t group, std::string const& name, any_shard const& view,
                           accumulator_array const& sum, shard_position position, isa tier,
                           std::vector<array_extent> extents = {})

@@ -136,15 +136,15 @@ enum class shard_in_step : std::uint8_t { awaited, submitted, skipped };
     return shard != shard_in_step::skipped;
 }
 
-// Until when blocks are stepped before the norm is known.
-enum class speculating : std::uint8_t {
-    until_norm,
+// What ends speculation, that is, steps of blocks before the norm is known.
+enum class speculation_end : std::uint8_t {
+    norm,
     // Once all gradients are submitted, the remaining blocks wait for the norm: measuring them costs less than
     // recording a step that may be rolled back.
-    until_finish
+    finish
 };
-// What a pass does with a block whose record does not fit into the journal.
-enum class without_room : std::uint8_t { steps, waits };
+// Whether a block is stepped although the journal has no room for its record.
+enum class full_journal_policy : std::uint8_t { step, defer };
 
 struct step_plan {
     step_terms terms;
@@ -158,8 +158,8 @@ struct step_plan {
     std::vector<shard_in_step> shards;
     measuring measured = measuring::for_report; // in the first pass
     record_life records = record_life::norm;
-    speculating speculates = speculating::until_norm;
-    without_room unrecorded = without_room::steps;
+    speculation_end speculates_until = speculation_end::norm;
+    full_journal_policy on_full_journal = full_journal_policy::step;
 
     [[nodiscard]] bool measures() const noexcept { return measured != measuring::none; }
     [[nodiscard]] bool needs_norm() const noexcept { return measured == measuring::for_norm; }
@@ -234,11 +234,11 @@ inline void make_plan(step_plan& plan, optimizer_options const& options, std::si
     plan.records = options.keep_last_step ? record_life::next_step
                    : context.has_device   ? record_life::step
                                           : record_life::norm;
-    plan.unrecorded = context.has_device ? without_room::waits : without_room::steps;
+    plan.on_full_journal = context.has_device ? full_journal_policy::defer : full_journal_policy::step;
     // If every step keeps records anyway, speculating costs nothing more.
-    plan.speculates = plan.needs_norm() && !plan.keeps_records() && options.speculate != speculation::always
-                          ? speculating::until_finish
-                          : speculating::until_norm;
+    plan.speculates_until = plan.needs_norm() && !plan.keeps_records() && options.speculate != speculation::always
+                                ? speculation_end::finish
+                                : speculation_end::norm;
     bool const assumes = plan.needs_norm() && context.may_speculate &&
                          (options.speculate == speculation::always || (options.speculate == speculation::automatic &&
                                                                        std::popcount(context.wrong_assumptions) <= 4));

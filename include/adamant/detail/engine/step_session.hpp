@@ -175,7 +175,7 @@ public:
             return stats_.report();
         }
         try {
-            std::rethrow_exception(error_); // stays set, so that the rollback's work does not continue the step
+            std::rethrow_exception(error_); // keep error_: without it continue_at_end() would continue the step
         } catch (...) {
             give_up_and_rethrow();
         }
@@ -353,15 +353,15 @@ private:
     [[nodiscard]] bool decide_next()
     {
         step_state const state = machine_.state();
-        bool const some_wait =
-            plan_.unrecorded == without_room::waits && state == step_state::stepping && unrecorded_blocks() != 0;
-        decision const next = state == step_state::open ? decide_by_norm() : after_pass(state, some_wait);
+        bool const some_deferred = plan_.on_full_journal == full_journal_policy::defer &&
+                                   state == step_state::stepping && unrecorded_blocks() != 0;
+        decision const next = state == step_state::open ? decide_by_norm() : after_pass(state, some_deferred);
         if (state == step_state::rolling_back) {
             forget_records();
             stats_.forgets_records();
         }
         if (next.state == step_state::finishing)
-            plan_.unrecorded = without_room::steps;
+            plan_.on_full_journal = full_journal_policy::step;
         if (next.state != step_state::over && next.pass == block_pass::rest)
             plan_.assumed = plan_.decided; // the coefficients of records from now on
         next_pass_ = next.pass;

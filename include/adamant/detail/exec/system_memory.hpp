@@ -34,7 +34,7 @@ constexpr bool is_hugetlb(page_kind kind) noexcept
     return kind == page_kind::hugetlb_2m || kind == page_kind::hugetlb_1g;
 }
 
-// From 1 MiB on with the same in MiB or GiB, rounded to a tenth.
+// For example "1 byte", or "1310720 bytes (1.3 MiB)".
 [[gnu::noinline]] inline std::string bytes_text(std::size_t bytes)
 {
     std::string const number = counted(bytes, "byte");

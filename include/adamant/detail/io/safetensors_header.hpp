@@ -131,8 +131,8 @@ auto add_file_name(std::string const& path, Read const& read)
 // The checked content of a file. Call its functions in add_file_name(), because they also throw malformed.
 class file_contents {
 public:
-    // Reads the header and checks its checksum. path: for error messages. source: reads the bytes; null to read memory
-    // directly. Throws invalid_argument for another kind of state.
+    // Reads the header, and checks all checksums. path: for error messages. source: reads the bytes; null to read
+    // memory directly. Throws invalid_argument for another kind of state.
     file_contents(std::string const& path, std::span<std::byte const> file, state_source const* source,
                   file_kind const& expected_kind)
         : path_(path), file_(file), source_(source)

@@ -69,7 +69,7 @@ inline std::string array_text(state_dict const& state, state_tensor const& tenso
     return text_of({name(tensor.array), " of param ", in_quotes(state.params[tensor.param].name)});
 }
 
-// Whether a state and the optimizer that loads it have a dynamic loss scale.
+// Throws invalid_argument if only one of a state and the optimizer that loads it has a dynamic loss scale.
 inline void check_has_scaler(bool saved, bool used)
 {
     if (saved != used)

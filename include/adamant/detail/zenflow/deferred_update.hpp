@@ -129,7 +129,7 @@ public:
         work_.begin(std::move(tiles), elems);
         tiles_left_ = std::move(left);
     }
-    // Activates the update: its tiles may be done.
+    // Activates the update. From now on threads may take its tiles.
     void begin() noexcept { is_active_ = true; }
     // Activates an update whose tiles are done already: only its weights are unpublished.
     void begin_done() noexcept
@@ -137,7 +137,11 @@ public:
         work_.begin({}, 0);
         is_active_ = true;
     }
-    void forget() noexcept { is_active_ = false; }
+    void forget() noexcept
+    {
+        is_active_ = false;
+        (void)take_busy_s(); // belongs to no later window
+    }
     [[nodiscard]] double take_busy_s() noexcept { return work_.take_busy_s(); }
     [[nodiscard]] std::size_t tiles() const noexcept { return work_.size(); }
     [[nodiscard]] std::size_t elems() const noexcept { return work_.elems(); }

@@ -44,6 +44,7 @@ public:
             staging_ = device_->allocate(bytes);
             gradients_.emplace(device_, matrices_, arrays_);
         } catch (...) {
+            (void)device_.stop(); // clears a failure of work that was enqueued
             device_->release(staging_);
             throw;
         }
@@ -197,7 +198,8 @@ public:
     }
     // Whether that copy is enqueued or complete. A reset may have dropped it.
     [[nodiscard]] bool is_staged(std::uint64_t number) const noexcept { return number == device_->resets(); }
-    // Enqueues the copy of these columns from staging memory to the weights in use. The list must live until then.
+    // Enqueues the copy of these columns from staging memory to the weights in use. `columns` must live until
+    // wait() has returned.
     void flush(std::size_t param, std::vector<std::uint32_t> const& columns)
     {
         if (columns.empty())
@@ -295,8 +297,8 @@ private:
             return {reinterpret_cast<std::uintptr_t>(s.data(which) + s.bytes(which, r.list[k] * rows(i)))};
         return memory_ + r.offset[which] + s.bytes(which, k * r.pitch);
     }
-    // Merges consecutive columns of the same step into one piece. In the shard's arrays, and with types that may be
-    // rounded stochastically, by the position in the param, only columns that are consecutive in the param, too.
+    // Merges listed columns of the same step into one piece. They must be adjacent in the param if the device uses the
+    // shard's arrays, or if their types may be rounded stochastically, which depends on the position in the param.
     void add_pieces(std::size_t i, std::vector<std::uint32_t> const& step_of, std::vector<device_piece>& pieces)
     {
         resident_layout const& r = residents_[i];

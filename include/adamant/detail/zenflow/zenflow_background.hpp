@@ -54,7 +54,7 @@ public:
     void detach_device() noexcept
     {
         device_state_.reset();
-        publishing_is_due_ = false; // after a failure it may be set
+        publishing_is_due_ = false; // set if publishing has failed
     }
     // Attaches a device, and uploads all weights.
     void attach_device(std::shared_ptr<device> target, double timeout_s)

@@ -49,7 +49,7 @@ struct zenflow_core {
         session.catch_up();
         session.open(values);
     }
-    // gradients: null pointers skip their params, unless these are empty; no gradients: no param is skipped.
+    // gradients: a null pointer skips a param that has elements; an empty list skips none.
     zenflow_report whole_step(step_values const& values, char const* call, std::span<void const* const> gradients)
     {
         no_traps_scope const no_traps;

@@ -28,7 +28,7 @@
 ADAMANT_BEGIN_NAMESPACE
 namespace detail {
 
-// An exception of reduce or reduce_columns. The step stays open, even if it is a device_error.
+// A device_error thrown by reduce or reduce_columns: unlike one of the optimizer's device, it leaves the step open.
 struct rank_error {
     std::exception_ptr error;
 };
@@ -41,7 +41,7 @@ public:
     }
 
     // Computes the norm of all gradients, and decides whether the step is skipped or clipped. device_state: null if the
-    // gradients are in host memory. All three functions throw rank_error.
+    // gradients are in host memory. This and the other public functions throw rank_error.
     [[nodiscard]] norm_verdict norm(device_columns* device_state, step_terms const& terms, zenflow_report& report) const
     {
         norm_verdict verdict;
@@ -134,7 +134,7 @@ private:
     {
         try {
             return callback(std::forward<Arguments>(arguments)...);
-        } catch (...) {
+        } catch (device_error const&) {
             throw rank_error{std::current_exception()};
         }
     }
@@ -203,12 +203,14 @@ private:
         auto first = scores.begin();
         for (std::size_t i = 0; i < model_.size(); ++i) {
             auto const end = first + static_cast<std::ptrdiff_t>(model_.matrices[i].columns());
-            // The largest gradient has a score above 0, unless it is too small for the scale.
+            // Below 2^-102, gradients may be too small for a score above 0.
             if (first != end && largest[i] >= 0x1p-102f &&
                 std::all_of(first, end, [](std::int64_t score) { return score == 0; }))
-                throw_invalid_argument({"cannot use the result of reduce_columns: it returned a maximum of ",
-                                        double{largest[i]}, " for param ", model_.registry.text(i),
-                                        ", but no gradient is that large. Return the maximum over all ranks."});
+                throw_invalid_argument({"cannot use the results of reduce_columns: all scores of param ",
+                                        model_.registry.text(i), " are 0, but the maximum of its gradients is ",
+                                        double{largest[i]},
+                                        ". Return the maximum over all ranks in the first call, and the sum in the "
+                                        "second."});
             first = end;
         }
         return scores;

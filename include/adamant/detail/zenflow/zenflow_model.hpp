@@ -25,7 +25,7 @@ namespace detail {
 struct zenflow_param_plan {
     std::vector<std::uint8_t> wanted;   // for each column: selected by this step
     std::vector<std::uint8_t> late;     // columns whose deferred update runs early, because they are selected now
-    std::vector<std::uint32_t> list;    // the selected columns; of a vector always its only one, 0
+    std::vector<std::uint32_t> list;    // the selected columns; for a vector always column 0
     std::vector<group_step> steps;      // steps of the selected columns, one for each count of updates
     std::vector<std::uint32_t> step_of; // for each column: its index in steps
     std::size_t gathered = 0;           // offset of their gathered gradients, in bytes

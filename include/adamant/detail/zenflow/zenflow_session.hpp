@@ -301,7 +301,7 @@ private:
     }
     // Keeps the selection after a failed step. The columns whose deferred update ran early are published with the
     // others.
-    void keep_selection() noexcept
+    void keep_selection()
     {
         background_.settle(); // otherwise these columns would be stepped again
         for (std::size_t i = 0; i < model_.size(); ++i) {
