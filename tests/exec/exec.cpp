@@ -3,6 +3,7 @@
 #include <atomic>
 #include <cstdlib>
 #include <limits>
+#include <random>
 #include <thread>
 #include <vector>
 
@@ -156,6 +157,15 @@ TEST_CASE("as many threads as finish a call soonest, by the cost of a hand-over"
     CHECK(detail::elems_of_equal_work(4096, 2) == 57344);
     CHECK(detail::elems_of_equal_work(4096, 0) == 4096);
     CHECK(detail::elems_of_equal_work(~std::size_t{0}, 2) == ~std::size_t{0});
+    std::mt19937_64 random(3);
+    for (int i = 0; i < 100000; ++i) {
+        std::size_t const elems = random() >> random() % 64;
+        std::size_t const elem_bytes = i % 2 == 0 ? random() % 33 : random() >> random() % 64;
+        std::size_t const edge = detail::elems_of_equal_work(elems, elem_bytes); // and around it
+        std::size_t const n = i % 3 == 0 ? random() >> random() % 64 : 2 * edge + random() % 5 - 2;
+        INFO(n << " elements of " << elem_bytes << " bytes, " << elems);
+        REQUIRE(detail::is_small_work(n, elem_bytes, elems) == (n / 2 < edge));
+    }
     CHECK(detail::work_time(~std::size_t{0}, ~std::size_t{0}) > std::chrono::minutes(10));
     for (std::int64_t const each : {0, 1, 70, 210, 300})
         for (unsigned const threads : {1u, 2u, 3u, 72u, 192u, 8192u})

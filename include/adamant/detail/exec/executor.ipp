@@ -125,7 +125,7 @@ ADAMANT_DECL void executor::check_agrees(adamant::team const& team, executor_opt
 
 ADAMANT_DECL bool executor::works_itself(std::size_t n, std::size_t elem_bytes) const noexcept
 {
-    return team_ == nullptr || n / 2 < detail::elems_of_equal_work(least_elems_of_two_, elem_bytes);
+    return team_ == nullptr || detail::is_small_work(n, elem_bytes, least_elems_of_two_);
 }
 
 ADAMANT_END_NAMESPACE

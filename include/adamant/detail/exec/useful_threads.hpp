@@ -30,7 +30,19 @@ constexpr std::size_t elems_of_equal_work(std::size_t elems, std::size_t elem_by
     return elems * step_elem_bytes / elem_bytes;
 }
 
-// The same for n elements of elem_bytes bytes; float32 elements have step_elem_bytes.
+// Whether half of n elements of elem_bytes bytes are fewer than elems_of_equal_work(elems, elem_bytes). Without its
+// division, which takes 60 ns of a norm of 16,384 elements.
+constexpr bool is_small_work(std::size_t n, std::size_t elem_bytes, std::size_t elems) noexcept
+{
+    std::size_t const each = elem_bytes == 0 ? step_elem_bytes : std::min(elem_bytes, step_elem_bytes);
+    std::size_t half = 0;
+    std::size_t limit = 0;
+    if (__builtin_mul_overflow(n / 2 + 1, each, &half) || __builtin_mul_overflow(elems, step_elem_bytes, &limit))
+        return n / 2 < elems;
+    return half <= limit;
+}
+
+// The time that n elements of elem_bytes bytes take; float32 elements have step_elem_bytes.
 constexpr std::chrono::nanoseconds work_time(std::size_t n, std::size_t elem_bytes) noexcept
 {
     constexpr std::uint64_t most_elems = std::uint64_t{1} << 40; // no team is too large for these
