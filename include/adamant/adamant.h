@@ -1340,7 +1340,8 @@ ADAMANT_C_API adamant_status adamant_zenflow_set_device_arrays(adamant_zenflow* 
  * in pinned memory. The gradient is accumulated during forward and backward, so the optimizer uses grad until the
  * param's next adamant_zenflow_submit(). The results of deferred updates are copied to the device during the next
  * window, to a second array of all weights of matrices. `weights`, and the vectors' arrays in host memory, are written
- * when everything returns to the CPU and when the state is read. The device's handle may be freed.
+ * when everything returns to the CPU and when the state is read. The device's handle may be freed. If params and moments
+ * are inconsistent, a null device is only detached, and other devices are refused until a state is loaded.
  *
  * A step that ends with ADAMANT_DEVICE_FAILED has been rolled back by records on the device, and can be repeated;
  * weights of columns that were being selected may be new ones already. If only publishing failed, the

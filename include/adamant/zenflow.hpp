@@ -295,7 +295,8 @@ public:
     /// weights of deferred columns are uploaded to a second buffer, so the device needs memory for a second copy of all
     /// weights of matrices. state() and place(nullptr) write `weights` and the vectors' arrays in host memory.
     /// place(nullptr) also forgets the device arrays. If params and moments are inconsistent, it only detaches the
-    /// device. To move to another device, call place(nullptr) and set_device_arrays() first.
+    /// device, and place() refuses other devices until load(). To move to another device, call place(nullptr) and
+    /// set_device_arrays() first.
     ///
     /// If the device fails or stops answering, finish() throws device_error and the step is rolled back by records on
     /// the device: state, sums and schedule are as before. (Weights of columns that were being selected may already be
