@@ -99,7 +99,8 @@ public:
     explicit memory_block(std::size_t bytes);
 
     /// The memory. It begins at a multiple of a page if normal pages were requested, otherwise of 2 MiB. If transparent
-    /// huge pages are larger than that, a block that can hold one begins at a multiple of their size.
+    /// huge pages are larger than that, a block that can hold one begins at a multiple of their size, if the address
+    /// space has room.
     [[nodiscard]] std::byte* data() noexcept { return mapping_.get(); }
     /// The memory.
     [[nodiscard]] std::byte const* data() const noexcept { return mapping_.get(); }

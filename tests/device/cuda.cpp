@@ -1006,7 +1006,22 @@ TEST_CASE("cuda on host: results are not written after their part is destroyed, 
     REQUIRE(on.reset(soon()));
     CHECK(std::all_of(squares.begin(), squares.end(), [](grad_squares s) { return s.sum == 123 && s.nonfinite == 4; }));
     CHECK(recorded == std::vector<std::uint8_t>(3, 5));
-    on.release(on.allocate(64)); // again, as the device answers again
+    std::size_t const used = cuda_on_host::used_bytes();
+    on.release(on.allocate(64)); // memory is released again
+    CHECK(cuda_on_host::used_bytes() == used);
+
+    // A device that recovers by itself.
+    device_ptr const more = on.allocate(64);
+    on.copy_up(more, on.pinned(64).get(), 64);
+    cuda_on_host::hold(true);
+    on.call(device_stream::up, [] {});
+    CHECK(!on.reset(device::clock::now()));
+    on.release(more);
+    CHECK(cuda_on_host::used_bytes() == used + 64);
+    cuda_on_host::hold(false);
+    REQUIRE(on.wait_until(on.record_event(device_stream::up), soon()));
+    on.release(on.allocate(64));
+    CHECK(cuda_on_host::used_bytes() == used + 64);
 }
 
 TEST_CASE("cuda on host: a thread keeps its context, and no other device gets one")

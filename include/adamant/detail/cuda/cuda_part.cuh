@@ -152,15 +152,18 @@ public:
     ~part() override
     {
         using enum stream_set::drain_result;
-        stream_set::drain_result const result =
-            streams_.is_abandoned() ? busy : streams_.drain(stream_set::clock::now() + std::chrono::seconds(10));
-        if (result != idle) { // the device may still write to the staging buffer, and call fetch()'s function
+        if (!streams_.in_this_process()) // a lock may be locked forever
+            return;
+        std::chrono::seconds const limit(streams_.is_abandoned() ? 0 : 10);
+        stream_set::drain_result const result = streams_.drain(stream_set::clock::now() + limit);
+        if (result != idle) { // fetch()'s function may still be called
             std::lock_guard const lock(fetched_->mutex);
             fetched_->is_cancelled = true;
-            fetched_->self = fetched_;
         }
-        if (result == busy)
+        if (result == busy) { // the device may still write to the staging buffer
+            fetched_->self = fetched_;
             streams_.abandon();
+        }
         release(streams_, memory_);
     }
 

@@ -31,7 +31,8 @@ public:
     stream_set(int ordinal, std::string name) : ordinal_(ordinal), name_(std::move(name))
     {
         if (!can_restore_contexts())
-            throw_device_error({"cannot use ", name_, ": its driver lacks cuCtxGetCurrent. Update the driver."});
+            throw_device_error(
+                {"cannot use ", name_, ": the driver's functions for contexts were not found. Update it."});
         device_scope const scope(ordinal_);
         require(scope.error(), "cannot be used");
         try {
@@ -52,7 +53,9 @@ public:
     {
         if (!in_this_process())
             return;
-        if (drain(clock::now() + std::chrono::seconds(10)) != drain_result::idle)
+        drain_result const result = drain(clock::now() + std::chrono::seconds(10));
+        is_abandoned_->store(result == drain_result::busy, std::memory_order_relaxed);
+        if (result != drain_result::idle)
             for (std::unique_ptr<host_call>& q : *calls_)
                 if (!q->done.load(std::memory_order_acquire))
                     (void)q.release(); // leaked, because the device may still call it
@@ -226,21 +229,27 @@ public:
     // See device::reset(). Work that was passed to CUDA cannot be dropped.
     [[nodiscard]] bool reset(clock::time_point deadline) noexcept
     {
-        if (drain(deadline) != drain_result::idle)
+        drain_result const result = drain(deadline);
+        is_abandoned_->store(result == drain_result::busy, std::memory_order_relaxed);
+        if (result != drain_result::idle)
             return false;
         std::lock_guard const lock(state_mutex_);
         for (queue& q : streams_) // work whose event could not be recorded has finished, too
             q.has_unmarked_work = q.is_contiguous = false;
         failure_.clear();
         calls_->clear();
-        is_abandoned_->store(false, std::memory_order_relaxed);
         return true;
     }
-    // Call if work has not finished in time. Until a reset succeeds, memory leaks instead of being released: the work
-    // may use it, and CUDA would wait for the work without a limit.
+    // Call if work has not finished in time. Until it has, memory leaks instead of being released: the work may use it,
+    // and CUDA would wait for the work without a limit.
     void abandon() noexcept { is_abandoned_->store(true, std::memory_order_relaxed); }
-    [[nodiscard]] bool is_abandoned() const noexcept { return is_abandoned_->load(std::memory_order_relaxed); }
-    // The same, for memory that may outlive this object.
+    [[nodiscard]] bool is_abandoned() const noexcept
+    {
+        if (is_abandoned_->load(std::memory_order_relaxed) && drain(clock::now()) == drain_result::idle)
+            is_abandoned_->store(false, std::memory_order_relaxed);
+        return is_abandoned_->load(std::memory_order_relaxed);
+    }
+    // The last answer of is_abandoned(), for memory that may outlive this object.
     [[nodiscard]] std::shared_ptr<std::atomic<bool> const> abandoned() const noexcept { return is_abandoned_; }
     // Throws device_error if something has failed.
     void check_failure() const
@@ -256,7 +265,7 @@ public:
         dead, // the device has failed permanently
     };
     // Waits until all streams have finished, whether or not something has failed.
-    [[nodiscard]] drain_result drain(clock::time_point deadline) noexcept
+    [[nodiscard]] drain_result drain(clock::time_point deadline) const noexcept
     {
         if (!in_this_process())
             return drain_result::dead;
@@ -268,7 +277,7 @@ public:
                 std::lock_guard const lock(state_mutex_);
                 if (scope.error() != cudaSuccess)
                     return drain_result::dead;
-                for (queue& q : streams_) {
+                for (queue const& q : streams_) {
                     cudaError_t const status = cudaStreamQuery(q.stream);
                     if (status != cudaSuccess)
                         (void)cudaGetLastError();
@@ -375,9 +384,10 @@ private:
     // Whether the device is current. If not, records the failure. op: what is about to be enqueued.
     bool is_current(device_scope const& scope, operation const& op)
     {
-        if (scope.error() == cudaSuccess || scope.error() == cudaErrorInvalidDevice)
-            return check(scope.error(), op);
-        record_async_failure(scope.error());
+        cudaError_t const error = scope.error();
+        if (error == cudaSuccess || error == cudaErrorInvalidDevice || error == cudaErrorMemoryAllocation)
+            return check(error, op);
+        record_async_failure(error); // of earlier work
         return false;
     }
     [[nodiscard]] bool is_complete(cudaEvent_t event)

@@ -82,28 +82,29 @@ struct optimizer_core {
         has_journal = false;
         is_laid_out = true;
     }
-    // Call after shards have moved.
+    // Call after shards have moved. The weights of those that moved back were on the device only; from now on the CPU
+    // uploads them.
     void build_layout_of_placement()
     {
-        auto const forget_device_arrays = [&] {
-            if (partition() == nullptr)
-                shards.forget_device_arrays();
-        };
         try {
             build_layout();
-            // The weights of shards that moved back were on the device only. From now on the CPU uploads them.
             cpu_backend const& host = dispatcher().host();
             for (block_range const& r : host.ranges())
                 if (shards.has_device_arrays(r.shard))
                     host.for_each_slice_of(r, [&](std::size_t begin, std::size_t end) {
                         shards[r.shard].shard.round_weights(begin, end);
                     });
-        } catch (...) {
-            forget_device_arrays();
+        } catch (...) { // without the team, and without memory
+            for (std::size_t i = 0; i < shards.size() && partition() == nullptr; ++i)
+                if (shards.has_device_arrays(i))
+                    shards[i].shard.round_weights(0, shards[i].shard.size());
+            forget_arrays_of_no_device();
             throw;
         }
-        forget_device_arrays();
-        shards.check_overlaps(); // without a device, gradients are only read
+        forget_arrays_of_no_device();
+        is_laid_out = false; // until the check has passed
+        shards.check_overlaps();
+        is_laid_out = true;
     }
     // Opens a step: completes the rollback of a failed step, allocates, and starts the session.
     void open(step_values const& values, char const* call, step_kind kind)
@@ -172,6 +173,12 @@ struct optimizer_core {
         rules.known_state(device());
         if (partition() != nullptr && partition()->has_pieces())
             partition()->at_rest([&] { partition()->copy_state_to_host(); });
+    }
+
+    void forget_arrays_of_no_device() noexcept
+    {
+        if (partition() == nullptr)
+            shards.forget_device_arrays();
     }
 
     optimizer_options options;

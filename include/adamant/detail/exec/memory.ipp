@@ -30,14 +30,6 @@ ADAMANT_DECL void unmap::operator()(std::byte* data) const noexcept
     ::munmap(data - guard_bytes, bytes + 2 * guard_bytes);
 }
 
-// Whether the system maps as much address space, without memory.
-[[gnu::noinline]] inline bool may_map(std::size_t bytes)
-{
-    void* const address = ::mmap(nullptr, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (address != MAP_FAILED)
-        ::munmap(address, bytes);
-    return address != MAP_FAILED;
-}
 // Maps memory between two inaccessible guard pages. bytes and alignment are multiples of the page size. Throws
 // unavailable if the system refuses.
 [[gnu::noinline]] inline unique_mapping map_pages(std::size_t bytes, std::size_t alignment)
@@ -196,12 +188,17 @@ ADAMANT_DECL void memory_block::touch(std::size_t begin, std::size_t end) noexce
     std::size_t const page = detail::page_bytes(page_kind::normal);
     report_.mapped_bytes = detail::round_up(report_.bytes, page);
     report_.pages = huge ? page_kind::transparent : page_kind::normal;
-    constexpr std::size_t usual_huge_page = std::size_t{1} << 21;
     // A huge page is aligned to its size, which is 512 MiB on AArch64 with pages of 64 KiB.
+    constexpr std::size_t usual_huge_page = std::size_t{1} << 21;
     std::size_t const huge_page = huge ? detail::transparent_bytes(root) : 0;
-    bool const aligns = huge_page > usual_huge_page && std::has_single_bit(huge_page) && report_.bytes >= huge_page &&
-                        detail::may_map(report_.mapped_bytes + huge_page + page);
-    mapping_ = detail::map_pages(report_.mapped_bytes, aligns ? huge_page : huge ? usual_huge_page : page);
+    if (huge_page > usual_huge_page && std::has_single_bit(huge_page) && report_.bytes >= huge_page) {
+        try {
+            mapping_ = detail::map_pages(report_.mapped_bytes, huge_page);
+        } catch (unavailable const&) { // the address space may have room for a smaller alignment
+        }
+    }
+    if (mapping_ == nullptr)
+        mapping_ = detail::map_pages(report_.mapped_bytes, huge ? usual_huge_page : page);
     int const refused =
         ::madvise(data(), report_.mapped_bytes, huge ? MADV_HUGEPAGE : MADV_NOHUGEPAGE) != 0 ? errno : 0;
     if (!huge)
@@ -220,7 +217,8 @@ ADAMANT_DECL void memory_block::touch(std::size_t begin, std::size_t end) noexce
     else if (report_.bytes < huge_page)
         why = detail::text_of({"one of them has ", detail::bytes_text(huge_page), ", and the block only ",
                                detail::bytes_text(report_.bytes), "; request more in one block"});
-    else if (huge_page > usual_huge_page && !aligns)
+    else if (std::has_single_bit(huge_page) &&
+             (0 - reinterpret_cast<std::uintptr_t>(data())) % huge_page > report_.mapped_bytes - huge_page)
         why = detail::text_of(
             {"the address space has no room to align them to ", detail::bytes_text(huge_page), "; see ulimit -v"});
     else

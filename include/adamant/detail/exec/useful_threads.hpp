@@ -30,8 +30,8 @@ constexpr std::size_t elems_of_equal_work(std::size_t elems, std::size_t elem_by
     return elems * step_elem_bytes / elem_bytes;
 }
 
-// Whether half of n elements of elem_bytes bytes are fewer than elems_of_equal_work(elems, elem_bytes). Without its
-// division, which takes 60 ns of a norm of 16,384 elements.
+// Whether half of n elements of elem_bytes bytes are fewer than elems_of_equal_work(elems, elem_bytes). Without a
+// division, which lengthened a norm of 16,384 elements by 60 ns on a Sapphire Rapids Xeon.
 constexpr bool is_small_work(std::size_t n, std::size_t elem_bytes, std::size_t elems) noexcept
 {
     std::size_t const each = elem_bytes == 0 ? step_elem_bytes : std::min(elem_bytes, step_elem_bytes);

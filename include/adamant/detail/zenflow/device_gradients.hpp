@@ -50,7 +50,11 @@ public:
     }
     device_gradients(device_gradients const&) = delete;
     device_gradients& operator=(device_gradients const&) = delete;
-    ~device_gradients() { device_->release(results_); } // the owner has waited for the device
+    ~device_gradients()
+    {
+        whole_.reset(); // waits
+        device_->release(results_);
+    }
 
     // Enqueues the squares of a param's complete gradient. download() downloads it.
     void submit(std::size_t param)
