@@ -259,7 +259,8 @@ TEST_CASE("memory smaller than a huge page is none, and cannot be required to be
 
 TEST_CASE("memory for huge pages begins where one can, however large they are")
 {
-    for (std::size_t const huge_mib : {2, 32, 512}) { // pages of 4, 16 and 64 KiB
+    for (std::size_t const huge_mib :
+         {std::size_t{2}, std::size_t{32}, std::size_t{512}}) { // pages of 4, 16 and 64 KiB
         fake_root root;
         root.put("sys/kernel/mm/transparent_hugepage/enabled", "always [madvise] never\n")
             .put("sys/kernel/mm/transparent_hugepage/hpage_pmd_size", std::to_string(huge_mib * mib) + "\n");
