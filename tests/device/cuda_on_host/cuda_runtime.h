@@ -105,6 +105,9 @@ inline thread_local context* current = nullptr; // null: no device has been used
 inline thread_local cudaError_t last_error = cudaSuccess;
 inline thread_local cudaStreamCaptureMode capture_mode = cudaStreamCaptureModeGlobal;
 
+// Pinned memory begins between pages, as small allocations of CUDA do.
+inline constexpr std::size_t pinned_offset = 512;
+
 class machine {
 public:
     static machine& get()
@@ -123,6 +126,8 @@ public:
             worker.join();
         for (auto const& [address, bytes] : memory)
             std::free(reinterpret_cast<void*>(address));
+        for (auto const& [address, bytes] : pinned) // of a device that had failed
+            std::free(reinterpret_cast<void*>(address - pinned_offset));
     }
 
     // All under the mutex.
@@ -132,6 +137,7 @@ public:
     std::size_t used_bytes = 0;
     std::map<std::uintptr_t, std::size_t> memory, pinned;
     std::vector<std::unique_ptr<stream>> streams;
+    std::map<event*, std::unique_ptr<event>> events;
     std::map<call, std::pair<unsigned, cudaError_t>> faults; // how many calls until then
     cudaError_t sticky = cudaSuccess;                        // what a kernel has failed with
     bool held = false;
@@ -478,8 +484,6 @@ inline cudaError_t cudaFree(void* memory)
     std::free(memory);
     return cudaSuccess;
 }
-// Begins between pages, as small allocations of CUDA do.
-inline constexpr std::size_t pinned_offset = 512;
 inline cudaError_t cudaHostAlloc(void** memory, std::size_t bytes, unsigned)
 {
     auto& m = cuda_on_host::machine::get();
@@ -489,9 +493,9 @@ inline cudaError_t cudaHostAlloc(void** memory, std::size_t bytes, unsigned)
     if (cudaError_t const error = m.fault(cuda_on_host::call::allocate_host); error != cudaSuccess)
         return returned(error);
     void* page = nullptr;
-    if (posix_memalign(&page, 4096, pinned_offset + bytes) != 0)
+    if (posix_memalign(&page, 4096, cuda_on_host::pinned_offset + bytes) != 0)
         return cudaErrorMemoryAllocation;
-    *memory = static_cast<std::byte*>(page) + pinned_offset;
+    *memory = static_cast<std::byte*>(page) + cuda_on_host::pinned_offset;
     m.pinned[reinterpret_cast<std::uintptr_t>(*memory)] = bytes;
     return cudaSuccess;
 }
@@ -504,7 +508,7 @@ inline cudaError_t cudaFreeHost(void* memory)
     m.wait_until_idle(lock);
     if (m.pinned.erase(reinterpret_cast<std::uintptr_t>(memory)) == 0)
         return cudaErrorInvalidValue;
-    std::free(static_cast<std::byte*>(memory) - pinned_offset);
+    std::free(static_cast<std::byte*>(memory) - cuda_on_host::pinned_offset);
     return cudaSuccess;
 }
 
@@ -535,13 +539,18 @@ inline cudaError_t cudaStreamQuery(cudaStream_t which)
 }
 inline cudaError_t cudaEventCreate(cudaEvent_t* made)
 {
-    *made = new cuda_on_host::event;
+    auto& m = cuda_on_host::machine::get();
+    std::lock_guard const lock(m.mutex);
+    auto owner = std::make_unique<cuda_on_host::event>();
+    *made = owner.get();
+    m.events[*made] = std::move(owner);
     return cudaSuccess;
 }
 inline cudaError_t cudaEventDestroy(cudaEvent_t which)
 {
-    delete which;
-    return cudaSuccess;
+    auto& m = cuda_on_host::machine::get();
+    std::lock_guard const lock(m.mutex);
+    return m.events.erase(which) == 1 ? cudaSuccess : cudaErrorInvalidResourceHandle;
 }
 inline cudaError_t cudaEventRecord(cudaEvent_t which, cudaStream_t in)
 {
