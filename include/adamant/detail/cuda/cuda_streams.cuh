@@ -72,12 +72,6 @@ public:
     [[nodiscard]] bool in_this_process() const noexcept { return calls_.in_this_process(); }
     // Throws unavailable in a forked child process.
     void check_process() const { require_process(calls_.process(), name_); }
-    [[nodiscard]] bool failed() const
-    {
-        check_process();
-        std::lock_guard const lock(state_mutex_);
-        return !failure_.empty();
-    }
 
     // Calls enqueue(stream), which enqueues work and returns CUDA's error, unless earlier work has failed. Records the
     // error as the failure.

@@ -94,14 +94,15 @@ struct optimizer_core {
                     host.for_each_slice_of(r, [&](std::size_t begin, std::size_t end) {
                         shards[r.shard].shard.round_weights(begin, end);
                     });
-        } catch (...) { // without the team, and without memory
+        } catch (...) { // round in this thread, which allocates nothing
+            is_laid_out = false;
             for (std::size_t i = 0; i < shards.size() && partition() == nullptr; ++i)
                 if (shards.has_device_arrays(i))
                     shards[i].shard.round_weights(0, shards[i].shard.size());
-            forget_arrays_of_no_device();
+            forget_unused_device_arrays();
             throw;
         }
-        forget_arrays_of_no_device();
+        forget_unused_device_arrays();
         is_laid_out = false; // until the check has passed
         shards.check_overlaps();
         is_laid_out = true;
@@ -175,7 +176,8 @@ struct optimizer_core {
             partition()->at_rest([&] { partition()->copy_state_to_host(); });
     }
 
-    void forget_arrays_of_no_device() noexcept
+    // Without a device, device arrays have no use.
+    void forget_unused_device_arrays() noexcept
     {
         if (partition() == nullptr)
             shards.forget_device_arrays();
