@@ -98,12 +98,12 @@ void whole(State& state, executor const& cpu, std::size_t n)
 
     optimizer_report last;
     std::vector<contender> all;
-    all.push_back({part_in_race::subject, "step", "", [&] { last = whole_step(opt, max_norm); }, data.before_step()});
+    all.push_back({part_in_race::subject, "step", "", [&] { last = whole_step(opt, max_norm); }, data.before_run()});
     all.push_back(
-        {part_in_race::aside, "separate", "plain Adam", [&] { passes.run_with_plain_adam(); }, data.before_step()});
+        {part_in_race::aside, "separate", "plain Adam", [&] { passes.run_with_plain_adam(); }, data.before_run()});
     all.push_back(
-        {part_in_race::aside, "separate", "adamant's Adam", [&] { passes.run_with_adamants(); }, data.before_step()});
-    add_limits<mixed>(all, cpu, data.arrays(), n, gradient_reads::twice, data.before_limit());
+        {part_in_race::aside, "separate", "adamant's Adam", [&] { passes.run_with_adamants(); }, data.before_run()});
+    add_limits<mixed>(all, cpu, data.arrays(), n, gradient_reads::twice, data.before_run());
     race::run(state, all, {training_repeats_for(n), cpu.threads() > 1 ? race::pause_after_openmp : race::no_pause});
     require(!passes.found_infinities() && last.outcome == adamant::step_outcome::applied && last.clip_coefficient < 1,
             "whole steps");

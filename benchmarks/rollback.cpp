@@ -83,13 +83,13 @@ void right(State& state, executor const& cpu, std::size_t n)
     std::vector<contender> all;
     optimizer_report speculated, without_norm;
     auto const add = [&](part_in_race part, char const* name, std::function<void()> const& run) {
-        all.push_back({part, name, "", run, data.before_step()});
+        all.push_back({part, name, "", run, data.before_run()});
     };
     add(part_in_race::subject, "speculated", [&] { speculated = submitted_step(opt, never_reached); });
     add(part_in_race::aside, "step", [&] { whole_step(opt, never_reached); });
     add(part_in_race::aside, "no_norm", [&] { without_norm = no_norm.step({.loss_scale = loss_scale}); });
     add(part_in_race::aside, "copies", [&] { step_with_copies(data, copies.data(), c); });
-    add_limits<mixed>(all, cpu, data.arrays(), n, gradient_reads::once, data.before_limit());
+    add_limits<mixed>(all, cpu, data.arrays(), n, gradient_reads::once, data.before_run());
     race::run(state, all, {training_repeats_for(n)});
     require(!speculated.rolled_back, "speculation that comes true");
     require_all_speculated<How>(speculated);
@@ -110,9 +110,9 @@ void wrong(State& state, executor const& cpu, std::size_t n)
     std::vector<contender> all;
     optimizer_report redone;
     all.push_back(
-        {part_in_race::subject, "redone", "", [&] { redone = submitted_step(opt, biting); }, data.before_step()});
-    all.push_back({part_in_race::aside, "clipped", "", [&] { whole_step(opt, biting); }, data.before_step()});
-    add_limits<mixed>(all, cpu, data.arrays(), n, gradient_reads::twice, data.before_limit());
+        {part_in_race::subject, "redone", "", [&] { redone = submitted_step(opt, biting); }, data.before_run()});
+    all.push_back({part_in_race::aside, "clipped", "", [&] { whole_step(opt, biting); }, data.before_run()});
+    add_limits<mixed>(all, cpu, data.arrays(), n, gradient_reads::twice, data.before_run());
     race::run(state, all, {training_repeats_for(n)});
     require(redone.clip_coefficient < 1 && redone.speculated == redone.rolled_back, "speculation that is rolled back");
     require_all_speculated<How>(redone);
@@ -135,7 +135,7 @@ void rollback(State& state, executor const& cpu, std::size_t n)
                        data.draw();
                        last = whole_step(opt, never_reached);
                    }});
-    add_limits<mixed>(all, cpu, data.arrays(), n, gradient_reads::twice, data.before_limit());
+    add_limits<mixed>(all, cpu, data.arrays(), n, gradient_reads::twice, data.before_run());
     race::run(state, all);
     require(last.outcome == adamant::step_outcome::applied, "steps that are rolled back");
     report(state, all, moving(n, step_bytes_after_norm));
