@@ -283,6 +283,91 @@ def test_signals_are_delayed_and_handlers_are_restored(number):
         signal.signal(number, before)
 
 
+def test_a_process_forked_in_a_step_handles_signals():
+    """By another thread, as a server of checkpoints or data may: the child has none of the step's delays."""
+    for child in words("""
+import os, signal, sys, threading, time
+from adamant._signals import delayed_signals
+signal.signal(signal.SIGTERM, lambda *_: os._exit(7))
+def fork():
+    in_step.wait()
+    pid = os.fork()
+    if pid == 0:
+        with delayed_signals:
+            pass
+        print(signal.getsignal(signal.SIGINT) is signal.default_int_handler, flush=True)
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(10)
+        os._exit(1)
+    statuses.append(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+in_step, statuses = threading.Event(), []
+thread = threading.Thread(target=fork)
+thread.start()
+with delayed_signals:
+    in_step.set()
+    thread.join()
+print(statuses == [7])
+"""):
+        assert child == "True"
+
+
+def test_a_fork_of_the_main_thread_in_a_step_stays_in_it():
+    assert words("""
+import os, signal
+from adamant._signals import delayed_signals
+seen = []
+signal.signal(signal.SIGTERM, lambda *_: seen.append(1))
+with delayed_signals:
+    pid = os.fork()
+    os.kill(os.getpid(), signal.SIGTERM)
+    within = list(seen)
+print(within, seen, flush=True)
+if pid == 0:
+    os._exit(0)
+os.waitpid(pid, 0)
+""") == ["[]", "[1]"] * 2
+
+
+def test_delayed_signals_leave_what_is_registered_in_c(tmp_path):
+    """A handler in C that calls Python's, and flags. Each runs once for a signal, whether it arrives in a step or not."""
+    assert words("""
+import asyncio, ctypes, faulthandler, os, signal, sys
+from adamant._signals import delayed_signals
+seen, dumps = [], open(sys.argv[1], "w")
+signal.signal(signal.SIGUSR1, lambda number, frame: seen.append((number, frame.f_code.co_name)))
+faulthandler.register(signal.SIGUSR1, file=dumps, chain=True)
+signal.signal(signal.SIGUSR2, lambda *_: None)
+signal.siginterrupt(signal.SIGUSR2, False)
+def flags():
+    action = (ctypes.c_char * 256)()
+    ctypes.CDLL(None).sigaction(signal.SIGUSR2, None, action)
+    return int.from_bytes(action[136:140], "little")
+def arrives():
+    os.kill(os.getpid(), signal.SIGUSR1)
+before, counts = flags(), []
+for delays in (False, True, False):
+    if delays:
+        with delayed_signals:
+            arrives()
+    else:
+        arrives()
+    counts.append((open(sys.argv[1]).read().count("most recent call first"), len(seen)))
+print(counts == [(1, 1), (2, 2), (3, 3)], flags() == before, {name for _, name in seen} == {"arrives"})
+async def main():
+    calls = []
+    asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, calls.append, 1)
+    for count in (1, 2):
+        if count == 2:
+            with delayed_signals:
+                os.kill(os.getpid(), signal.SIGHUP)
+        else:
+            os.kill(os.getpid(), signal.SIGHUP)
+        await asyncio.sleep(0.05)
+        print(len(calls) == count)
+asyncio.run(main())
+""", tmp_path / "dumps") == ["True"] * 5
+
+
 # Killed
 
 ranks = """

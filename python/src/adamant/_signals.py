@@ -3,19 +3,23 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from signal import SIGALRM, SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2, SIGXCPU, raise_signal
 from typing import Any, Dict, Set
+
+from ._extension import load_extension
 
 try:  # the functions of signal convert all arguments to enums, which takes twenty times as long
     from _signal import getsignal, signal  # type: ignore
 except ImportError:
     from signal import getsignal, signal
+_replace = load_extension("_signal_handlers").replace
 
 
 # Signals that programs, launchers and schedulers handle in Python. Asking for all 64 would take longer than a small
 # step.
-_signals = (SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2, SIGALRM, SIGXCPU)
+_signals = tuple(map(int, (SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2, SIGALRM, SIGXCPU)))
 
 
 class _DelayedSignals:
@@ -23,25 +27,33 @@ class _DelayedSignals:
 
     An exception of a handler between a call of libadamant_c and the Python code after it would leave the two
     inconsistent. May be nested.
+
+    What the process has registered in C stays: flags such as SA_RESTART, and handlers such as those of
+    faulthandler.register(chain=True), which run when signals arrive.
     """
 
     def __init__(self) -> None:
         self._depth = 0
-        self._handlers: Dict[int, Any] = {}
-        self._seen: Set[int] = set()
+        self._thread = 0  # that is in the context
+        self._handlers: Dict[int, Any] = {}  # those that are replaced
+        self._registered: Set[int] = set()  # signals for which the process has registered more than Python does
+        self._seen: Dict[int, Any] = {}  # by number: the frame that a signal has interrupted
 
     def _note(self, number: int, frame: Any) -> None:
-        self._seen.add(number)
+        self._seen.setdefault(number, frame)
 
     def __enter__(self) -> None:
         if threading.current_thread() is not threading.main_thread():
             return  # Python runs handlers in the main thread only
         if self._depth == 0:
-            handlers = self._handlers = {number: getsignal(number) for number in _signals}
+            self._thread = threading.get_ident()
             try:
-                for number, handler in handlers.items():
+                for number in _signals:
+                    handler = getsignal(number)
                     if callable(handler):  # otherwise the system ends the process or ignores the signal
-                        signal(number, self._note)
+                        self._handlers[number] = handler
+                        if _replace(signal, number, self._note):
+                            self._registered.add(number)
             except BaseException:  # a handler ran before it was replaced
                 self._restore()
                 raise
@@ -61,19 +73,34 @@ class _DelayedSignals:
             self._restore_handlers()
             raise
         finally:
+            self._handlers.clear()
+            self._registered.clear()
             self._deliver()
 
     def _deliver(self) -> None:
         if self._seen:
             try:
-                raise_signal(self._seen.pop())
+                number, frame = self._seen.popitem()
+                handler = getsignal(number)
+                # Not by another signal, which would run handlers in C and asyncio's once more.
+                handler(number, frame) if callable(handler) else raise_signal(number)
             finally:
                 self._deliver()
 
     def _restore_handlers(self) -> None:
         for number, handler in self._handlers.items():
-            if callable(handler):
+            if number in self._registered:
+                _replace(signal, number, handler)
+            else:
                 signal(number, handler)
+
+    def _after_fork(self) -> None:
+        """In a child that another thread has forked, no thread is in the context."""
+        if self._handlers and self._thread != threading.get_ident():
+            self._depth = 0
+            self._seen.clear()  # signals of the parent
+            self._restore()
 
 
 delayed_signals = _DelayedSignals()
+os.register_at_fork(after_in_child=delayed_signals._after_fork)
