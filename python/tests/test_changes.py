@@ -200,6 +200,39 @@ def test_params_in_another_order_of_memory(options):
     receiver.check([param])
 
 
+@pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16])
+def test_params_with_gaps_in_memory_that_no_step_uses(kind):
+    """Frozen, or without a gradient so far, as views of a larger tensor are."""
+    rows, stepped = torch.arange(24.0).view(4, 6).to(kind), torch.nn.Parameter(values(1, (6, 8)))
+    gapped = [torch.nn.Parameter(view, requires_grad=False)
+              for view in (rows[:, :2], rows.clone()[::2], rows.clone()[1:3, 1:4].t(), rows[:, 5],
+                           torch.ones(6, dtype=kind).expand(3, 6), rows[0, :0])]
+    optimizer = AdamW([stepped, *gapped], lr=0.1, track_changes=True)
+    receiver = Receiver()
+    for step in range(3):
+        receiver.apply(optimizer.changed_weights())
+        receiver.check([stepped, *gapped])
+        for param in gapped[:4]:
+            param.add_(step)
+        stepped.grad = values(step + 2, (6, 8))
+        optimizer.step()
+    for found in optimizer.changed_weights():
+        assert found.indices.tolist() == sorted(set(found.indices.tolist()))
+
+
+@pytest.mark.parametrize("made, text", [(lambda: torch.eye(4).to_sparse(), "is sparse"),
+                                        (lambda: torch.empty(4, device="meta"), "is on the meta device")])
+def test_params_without_weights_in_memory_are_refused_by_name(made, text):
+    param, odd = torch.nn.Parameter(torch.ones(4)), torch.nn.Parameter(made())
+    optimizer = AdamW([param, odd], track_changes=True)
+    param.grad = torch.ones(4)
+    optimizer.step()
+    with pytest.raises(adamant.InvalidArgument, match=f"group0.1: it {text}"):
+        optimizer.changed_weights()
+    optimizer.param_groups[0]["params"].pop()
+    assert optimizer.changed_weights()[0].indices.tolist() == [0, 1, 2, 3]
+
+
 def test_errors():
     param = torch.nn.Parameter(torch.ones(3))
     words = torch.zeros(1, dtype=torch.int64)

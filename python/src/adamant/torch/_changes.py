@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Dict, List, NamedTuple, Optional, Set, Tu
 import torch
 from torch import Tensor
 
-from .._host_copies import flat, local, memory_version
+from .._host_copies import flat, is_dense, local, memory_version
 from .._library import InvalidArgument, TrackedWeights
 from .._split_masters import masters
 from ..changes import changed_words, collect, words_address
@@ -91,6 +91,10 @@ class Changes:
             known = self._bits[id(param)] = (param, words)
         return known[1]
 
+    def _has_rows(self, param: Tensor) -> bool:
+        """Whether bits and weights are in row-major order, also of a param with gaps in its memory, which no step uses."""
+        return id(param) in self._by_rows or not is_dense(local(param.detach()))
+
     def mark(self, param: Tensor) -> None:
         self.bits(param, id(param) in self._by_rows).fill_(-1)
 
@@ -122,6 +126,11 @@ class Changes:
             del self._bits[key]
             self._versions.pop(key, None)
             self._by_rows.discard(key)
+        for param in params.values():
+            if param.layout != torch.strided or param.device.type == "meta":
+                raise InvalidArgument(f"cannot collect the changed weights of {optimizer._name(param)}: it is "
+                                      f"{'sparse' if param.device.type != 'meta' else 'on the meta device'}. Give such "
+                                      "params to another optimizer")
         executor = optimizer._executor()
         cleared: List[Tensor] = []
         try:
@@ -131,7 +140,7 @@ class Changes:
                     cleared.append(param)
                 indices, values = self._collect(param, clear, executor)
                 name = optimizer._name(param)
-                by_rows = id(param) in self._by_rows
+                by_rows = self._has_rows(param)
                 indices = _whole_indices(indices, param, name, by_rows)
                 if not by_rows and not local(param.detach()).is_contiguous():
                     indices, order = indices.sort()
@@ -148,7 +157,7 @@ class Changes:
     def _collect(self, param: Tensor, clear: bool, executor: Executor) -> Tuple[Tensor, Tensor]:
         shard = local(param.detach())
         words = self.bits(param, id(param) in self._by_rows)
-        weights = shard.contiguous().view(-1) if id(param) in self._by_rows else flat(shard)
+        weights = shard.contiguous().view(-1) if self._has_rows(param) else flat(shard)
         dtypes = {torch.float32: 1, torch.bfloat16: 2, torch.float16: 3}
         on_host: Optional[Tensor] = weights if shard.device.type == "cpu" else None
         if shard.dtype not in dtypes:  # such a param is never stepped
