@@ -373,6 +373,80 @@ def test_a_forked_process_cannot_use_the_parents_optimizer(executor):
     optimizer.step()
 
 
+@pytest.mark.parametrize("options, text", [
+    ({"loss_scaling": {"init_scale": 1024.0}}, "init_scale is no field of adamant_loss_scaling, which has initial_scale"),
+    ({"loss_scaling": 1024.0}, "loss_scaling is 1024.0"), ({"max_norm": None}, "max_norm is None"),
+    ({"max_norm": "1"}, "max_norm is '1'"), ({"reduce": 5}, "reduce is 5"), ({"weights_ready": 5}, "weights_ready is 5"),
+    ({"executor": 5}, "executor is 5")], ids=repr)
+def test_arguments_that_no_optimizer_has_are_refused(executor, options, text):
+    with pytest.raises(adamant.InvalidArgument, match=text):
+        adamant.Optimizer(**{"executor": executor, **options})
+
+
+@pytest.mark.parametrize("betas", [(0.9,), (0.9, 0.99, 0.999), 0.9, None], ids=repr)
+def test_betas_are_two_numbers(executor, betas):
+    with pytest.raises(adamant.InvalidArgument, match="must be two numbers"):
+        adamant.Optimizer(executor).add_group("all", betas=betas)
+
+
+def test_a_learning_rate_may_be_an_array_of_one_number(executor):
+    params = []
+    for rate in (0.5, np.float64(0.5), np.array(0.5), np.array([0.5]), [0.5]):
+        optimizer, a = adamant.Optimizer(executor), arrays(100)
+        optimizer.add_shard(optimizer.add_group("all"), "w", **a)
+        optimizer.step(lr=rate)
+        params.append(a["param"].tobytes())
+    assert len(set(params)) == 1
+
+
+@pytest.mark.parametrize("name", ["a\0b", "\ud800", 5, None, b"w"], ids=repr)
+def test_names_that_c_cannot_hold_are_refused(executor, name):
+    optimizer = adamant.Optimizer(executor)
+    for add in (lambda: optimizer.add_group(name), lambda: optimizer.add_shard(0, name, **arrays(3))):
+        with pytest.raises(adamant.InvalidArgument, match="name"):
+            add()
+        optimizer.add_group("all") if not optimizer._groups() else None
+
+
+def test_a_path_is_one_of_open(executor, tmp_path):
+    """Each spelling of a path names the same file in save() and load()."""
+    optimizer = adamant.Optimizer(executor)
+    optimizer.add_shard(optimizer.add_group("all"), "w", **arrays(100))
+    optimizer.step()
+    for path in (tmp_path / "a", str(tmp_path / "b"), os.fsencode(tmp_path / "c"), str(tmp_path / "\udcff")):
+        optimizer.save(path)
+        assert os.path.exists(path)
+        optimizer.load(path)
+    for call in (optimizer.save, optimizer.load):
+        with pytest.raises(adamant.InvalidArgument, match="NUL"):
+            call(str(tmp_path / "d\0e"))
+    assert not (tmp_path / "d").exists()
+
+
+def test_a_report_outlives_its_optimizer(executor):
+    bound = adamant.Executor(cores=[pus_of(adamant.allowed_pus())[0]])
+    optimizer, a = adamant.Optimizer(bound), arrays(100)
+    optimizer.add_shard(optimizer.add_group("all"), "w", **a)
+    report = optimizer.step()
+    optimizer.close()
+    [adamant.Optimizer(executor) for _ in range(100)]  # which take the freed memory
+    assert report.pus == bound.pus.encode() != b""
+
+
+def test_report_of_shards_in_two_optimizers(executor):
+    reports = []
+    for n in (100, 64):
+        optimizer, a = adamant.Optimizer(executor, on_nonfinite="zero"), arrays(n)
+        a["grad"][:3] = np.nan
+        optimizer.add_shard(optimizer.add_group("all"), "w", **a)
+        reports.append(optimizer.step())
+    seconds = reports[0].seconds + reports[1].seconds
+    reports[0].join(reports[1], same_gradients=False)
+    assert (reports[0].elements, reports[0].nonfinite_grads, reports[0].seconds) == (164, 6, seconds)
+    reports[0].join(reports[1], same_gradients=True)
+    assert (reports[0].elements, reports[0].nonfinite_grads) == (228, 6)
+
+
 def test_select_cores_splits_the_cores():
     allowed = set(pus_of(adamant.allowed_pus()))
     if len(allowed) < 2:
@@ -402,6 +476,21 @@ def test_cpu_quota_limits_default_threads(monkeypatch):
         assert executor.threads_within_quota(64) == threads
         assert executor.default_threads("0-63") == (threads if threads < 64 else 0)
     assert executor.default_threads(None) == 0
+
+
+@pytest.mark.parametrize("variable", ["LOCAL_WORLD_SIZE", "LOCAL_SIZE"])
+def test_numbers_of_a_launcher(monkeypatch, variable):
+    for name in ("LOCAL_WORLD_SIZE", "LOCAL_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    for value, number in (("", None), ("0", 0), ("8", 8)):
+        monkeypatch.setenv(variable, value)
+        assert executor.launcher_number(variable) == number
+        executor.threads_within_quota(64)
+        executor.cores_of_rank()
+    for value in ("x", "-1", "1.5", " 2", "\u0662"):
+        monkeypatch.setenv(variable, value)
+        with pytest.raises(adamant.InvalidArgument, match=f"{variable} is .* not a whole number"):
+            executor.threads_within_quota(64)
 
 
 def test_the_shared_executor_reads_the_quota_once_for_each_rank(monkeypatch):

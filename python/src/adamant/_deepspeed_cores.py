@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Dict, List, Optional, Tuple, Union
 
 from ._library import CoreOptions, InvalidArgument, Unavailable, check, library
-from .executor import CoreSplit, select_cores
+from .executor import CoreSplit, launcher_number, select_cores
 
 
 def _is_bound() -> bool:
@@ -25,10 +25,10 @@ def _is_bound() -> bool:
 
 def select(share: float) -> CoreSplit:
     # DeepSpeed's launcher sets LOCAL_SIZE, torchrun LOCAL_WORLD_SIZE.
-    rank, ranks = os.environ.get("LOCAL_RANK"), os.environ.get("LOCAL_WORLD_SIZE") or os.environ.get("LOCAL_SIZE")
-    if _is_bound() or (rank and not ranks):
+    rank, ranks = launcher_number("LOCAL_RANK"), launcher_number("LOCAL_WORLD_SIZE", "LOCAL_SIZE")
+    if _is_bound() or (rank is not None and ranks is None):
         return select_cores(share, ranks=1)
-    return select_cores(share, ranks=int(ranks), rank=int(rank)) if rank and ranks else select_cores(share)
+    return select_cores(share) if rank is None or ranks is None else select_cores(share, ranks=ranks, rank=rank)
 
 
 def cores_of_rank(share: Optional[float]) -> Optional[str]:

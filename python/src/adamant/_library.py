@@ -10,7 +10,7 @@ import sys
 import weakref
 from ctypes import POINTER, c_char_p, c_double, c_int32, c_int64, c_size_t, c_uint32, c_uint64, c_void_p
 from pathlib import Path
-from typing import Any, Callable, Dict, List, Optional, Tuple, Type
+from typing import Any, Callable, Dict, Iterable, List, Optional, Tuple, Type
 
 from ._extension import package_folders
 from ._signals import delayed_signals
@@ -102,7 +102,7 @@ def weakly(method: Callable[..., Any]) -> Callable[..., Any]:
 class Struct(ctypes.Structure):
     """A struct with its size in the first field. initialised() returns one with libadamant_c's defaults.
 
-    Setting an unsigned field raises InvalidArgument for any value that is out of range.
+    Setting a field raises InvalidArgument for a value of another type, or that is out of an unsigned field's range.
     """
 
     name_in_c: str
@@ -115,7 +115,10 @@ class Struct(ctypes.Structure):
 
     def __setattr__(self, name: str, value: Any) -> None:
         maximum = self._maxima.get(name)
-        super().__setattr__(name, value if maximum is None else whole_number(value, name, maximum))
+        try:
+            super().__setattr__(name, value if maximum is None else whole_number(value, name, maximum))
+        except TypeError:
+            raise InvalidArgument(f"{name} is {value!r}, but must be a number") from None
 
     def __repr__(self) -> str:  # without pointers, whose targets may be gone
         def text(name: str) -> str:
@@ -127,6 +130,9 @@ class Struct(ctypes.Structure):
 
     @classmethod
     def initialised(cls, **values: Any) -> Any:
+        fields = [name for name, _ in cls._fields_]
+        for name in values.keys() - set(fields):
+            raise InvalidArgument(f"{name} is no field of {cls.name_in_c}, which has {', '.join(fields[1:])}")
         struct = cls()
         check(getattr(library(), cls.name_in_c + "_init")(ctypes.byref(struct), ctypes.sizeof(cls)))
         for name, value in values.items():
@@ -217,7 +223,10 @@ class StepValues(Struct):
 
 
 class Report(Struct):
-    """Report of a step. Fields are those of adamant_report in adamant/adamant.h. What was not measured is nan."""
+    """Report of a step. Fields are those of adamant_report in adamant/adamant.h.
+
+    If `measured` is 0, global_norm is NaN and nonfinite_grads is 0.
+    """
 
     name_in_c = "adamant_report"
     _fields_ = [_size, ("step", c_uint64), ("outcome", c_int32), ("speculated", c_int32), ("rolled_back", c_int32),
@@ -226,15 +235,28 @@ class Report(Struct):
                 ("global_norm", c_double), ("clip_coefficient", c_double), ("elements", c_size_t),
                 ("shards_waited", c_size_t), ("journal_bytes", c_size_t), ("seconds", c_double),
                 ("gradients_seconds", c_double), ("update_seconds", c_double), ("gradients_bytes", c_size_t),
-                ("update_bytes", c_size_t), ("threads", c_uint32), ("isa", c_char_p), ("pus", c_char_p),
+                ("update_bytes", c_size_t), ("threads", c_uint32), ("isa", c_char_p), ("_pus", c_void_p),
                 ("ratio", c_double), ("cpu_busy_seconds", c_double), ("device_work_seconds", c_double),
                 ("device_up_seconds", c_double), ("device_down_seconds", c_double), ("device_elements", c_size_t),
                 ("device_work_bytes", c_size_t), ("device_up_bytes", c_size_t), ("device_down_bytes", c_size_t),
                 ("measured", c_int32), ("cpu_quota", c_double)]
 
     _enumerators = {"outcome": ("applied", "skipped")}
+    pus = b""  # a copy, because the text in C ends with its optimizer
     # The report of deferred updates, for an optimizer with zenflow.
     zenflow: Optional["ZenFlowReport"] = None
+
+    def join(self, other: "Report", same_gradients: bool) -> None:
+        """Adds the report of other shards in the same step. same_gradients: both have measured all gradients."""
+        sums = [name for name, kind in self._fields_ if name.endswith(("_seconds", "_bytes", "seconds", "elements"))]
+        for name in [*sums, "shards_waited"]:
+            if name != "struct_bytes":
+                setattr(self, name, getattr(self, name) + getattr(other, name))
+        if not same_gradients:
+            self.nonfinite_grads += other.nonfinite_grads
+        for name in ("speculated", "rolled_back", "measured"):
+            setattr(self, name, getattr(self, name) | getattr(other, name))
+        self.step = max(self.step, other.step)
 
     @property
     def skipped(self) -> bool:
@@ -460,6 +482,25 @@ class Handle:
             self.close()
 
 
-def c_strings(values: Tuple[str, ...]) -> Any:
+def c_text(value: Any, name: str) -> bytes:
+    """A text for C. Raises InvalidArgument for other values, and for a NUL character, at which C would end the text."""
+    if not isinstance(value, str):
+        raise InvalidArgument(f"{name} is {value!r}, but must be a string")
+    return _without_nul(value.encode("utf-8", "surrogatepass"), value, name)
+
+
+def c_path(value: Any) -> bytes:
+    """A path for C, from what open() takes."""
+    return _without_nul(os.fsencode(value), value, "the path")
+
+
+def _without_nul(text: bytes, value: Any, name: str) -> bytes:
+    if b"\0" in text:
+        raise InvalidArgument(f"{name} is {value!r}, but must not contain a NUL character")
+    return text
+
+
+def c_strings(values: Iterable[bytes]) -> Any:
     """An array of char* for C."""
-    return (c_char_p * len(values))(*[value.encode() for value in values])
+    texts = list(values)
+    return (c_char_p * len(texts))(*texts)

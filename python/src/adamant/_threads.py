@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import weakref
 from typing import Optional, Set
 
 import torch
@@ -12,7 +13,8 @@ from ._library import InvalidArgument
 from .executor import (Cores, Executor, allowed_pus, pus_of, pus_text, select_cores, shared_executor,
                        threads_within_quota)
 
-_bound: Set[int] = set()  # ids of executors whose cores the other threads were moved from
+# Executors whose cores the other threads were moved from. A forked process gets new ones.
+_bound: "weakref.WeakSet[Executor]" = weakref.WeakSet()
 
 
 def _threads() -> Set[int]:
@@ -32,7 +34,7 @@ def dedicated_executor(cores: Optional[Cores], cpuadam_cores_perc: Optional[floa
         optimizer_pus, host_pus = split.adam, set(pus_of(split.host))
     other_threads = _threads()
     executor = shared_executor(cores=optimizer_pus, threads=threads)
-    if id(executor) not in _bound:
+    if executor not in _bound:
         if not host_pus:
             raise InvalidArgument(f"cannot bind the optimizer to the cores {optimizer_pus}: these are all cores of the "
                                   "process. Leave some to torch, or omit cores to share all of them")
@@ -42,5 +44,5 @@ def dedicated_executor(cores: Optional[Cores], cpuadam_cores_perc: Optional[floa
             except ProcessLookupError:  # the thread has ended
                 pass
         torch.set_num_threads(threads_within_quota(len(host_pus)))
-        _bound.add(id(executor))
+        _bound.add(executor)
     return executor

@@ -7,11 +7,11 @@ import ctypes
 from array import array as packed
 from ctypes import byref, c_size_t
 from dataclasses import asdict, dataclass
-from numbers import Real
+from numbers import Integral, Real
 from typing import Any, Callable, Dict, List, Optional, Sequence, Union
 
 from ._library import (Error, Handle, InvalidArgument, OptimizerOptions, ReduceColumns, Report, ZenFlowOptions,
-                       ZenFlowParam, ZenFlowPosition, ZenFlowReport, check, library, weakly)
+                       ZenFlowParam, ZenFlowPosition, ZenFlowReport, c_text, check, library, weakly)
 from ._signals import delayed_signals
 from .executor import Executor
 from .optimizer import OptimizerHandle, enum_value, hyperparameters, make_shard, nonfinite_policies
@@ -76,7 +76,7 @@ class ZenFlow:
             value = getattr(self, name)
             if name == "update_interval" and value == "auto":
                 continue
-            if not isinstance(value, int) or isinstance(value, bool) or not minimum <= value < 2**64:
+            if not isinstance(value, Integral) or isinstance(value, bool) or not minimum <= value < 2**64:
                 raise InvalidArgument(f"zenflow's {name} is {value!r}, but must be a number of steps, from {minimum}"
                                       f"{', or auto' if name == 'update_interval' else ''}")
         for name, maximum, limits in (("topk_ratio", 1, "from 0 to 1"), ("auto_ratio", 1e300, "finite and at least 0")):
@@ -146,12 +146,12 @@ class ZenFlowOptimizer(OptimizerHandle):
         self._kept: List[Any] = []
         self._names: List[bytes] = []
         self._device: Optional[Handle] = None
-        super().__init__(lambda pointer: library().adamant_zenflow_create(executor.pointer, byref(zenflow_options),
-                                                                          byref(options), pointer))
+        super().__init__(executor, lambda pointer: library().adamant_zenflow_create(
+            executor.pointer, byref(zenflow_options), byref(options), pointer))
 
     def add_group(self, name: str, *, maximize: bool, **hyper: Any) -> int:
         number = c_size_t()
-        self._call("adamant_zenflow_add_group", name.encode(), byref(hyperparameters(**hyper)), int(maximize),
+        self._call("adamant_zenflow_add_group", c_text(name, "a group's name"), byref(hyperparameters(**hyper)), int(maximize),
                    byref(number))
         return number.value
 
@@ -171,20 +171,21 @@ class ZenFlowOptimizer(OptimizerHandle):
         changed : Tensor or None
             Bits of changed weights, by rows.
         """
+        text = c_text(name, "a param's name")
         shard = make_shard(name, arrays, shape, begin)
         if changed is not None:
             shard.changed = changed.data_ptr() or None
         weights_address = weights.data_ptr() or None if columns else None
         with delayed_signals:
             self._kept.append((weights, changed, *[values for field, values in arrays.items() if field != "grad"]))
-            self._call("adamant_zenflow_add_param", group, name.encode(), byref(shard), columns,
+            self._call("adamant_zenflow_add_param", group, text, byref(shard), columns,
                        weights_address, None)
-            self._names.append(name.encode())
+            self._names.append(text)
 
     def step_at(self, addresses: "packed[int]") -> Report:
         """Steps with the gradients at these addresses, one for each param; 0 skips a param. The returned report has the
         attribute `zenflow`."""
-        report, zenflow_report = Report.initialised(), ZenFlowReport.initialised()
+        report, zenflow_report = self._empty_report(), ZenFlowReport.initialised()
         self._call("adamant_zenflow_step_gradients", addresses.buffer_info()[0], len(addresses), None, byref(report),
                    byref(zenflow_report))
         report.zenflow = zenflow_report
@@ -192,7 +193,7 @@ class ZenFlowOptimizer(OptimizerHandle):
 
     def step_on_device(self, event: int, present: Sequence[bool]) -> Report:
         """Waits for the caller's event and steps with the gradients that were passed to set_device_arrays()."""
-        report, zenflow_report = Report.initialised(), ZenFlowReport.initialised()
+        report, zenflow_report = self._empty_report(), ZenFlowReport.initialised()
         assert self._device is not None
         check(library().adamant_cuda_device_wait_event(self._device.pointer, event))
         self._call("adamant_zenflow_begin_step", None)

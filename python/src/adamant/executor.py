@@ -9,8 +9,8 @@ import threading
 from ctypes import byref, c_char_p, c_uint32
 from typing import Dict, Iterable, NamedTuple, Optional, Tuple, Union
 
-from ._library import (CoreOptions, ExecutorOptions, Handle, InvalidArgument, Unavailable, c_strings, check, library,
-                       whole_number)
+from ._library import (CoreOptions, ExecutorOptions, Handle, InvalidArgument, Unavailable, c_strings, c_text, check,
+                       library, whole_number)
 
 _list_bytes = 1 << 16
 
@@ -86,8 +86,8 @@ def select_cores(cpuadam_cores_perc: Optional[float] = None, *, cores: Optional[
     options = CoreOptions.initialised(cpuadam_cores_perc=cpuadam_cores_perc or 0, cpuadam_cores=cores or 0,
                                       ranks=ranks, rank=rank)
     if pus is not None:
-        options.pus = pus_text(pus).encode()
-    mask_list = tuple(masks)
+        options.pus = c_text(pus_text(pus), "pus")
+    mask_list = [c_text(mask, "a mask") for mask in masks]
     if mask_list:
         options.masks, options.mask_count = c_strings(mask_list), len(mask_list)
     optimizer_pus, host_pus = (ctypes.create_string_buffer(_list_bytes) for _ in range(2))
@@ -102,12 +102,26 @@ def allowed_pus() -> str:
     return pus.value.decode()
 
 
+def launcher_number(*variables: str) -> Optional[int]:
+    """The number in the first of these environment variables that is set and not empty.
+
+    Raises InvalidArgument if it is not a whole number.
+    """
+    for variable in variables:
+        value = os.environ.get(variable)
+        if value:
+            if not (value.isascii() and value.isdigit()):
+                raise InvalidArgument(f"{variable} is {value!r}, which is not a whole number")
+            return int(value)
+    return None
+
+
 def threads_within_quota(threads: int) -> int:
     """The number of these threads that this rank's part of the container's CPU quota keeps busy; at least 1."""
     quota = ctypes.c_double()
     check(library().adamant_cpu_quota(byref(quota), None, 0))
-    ranks = os.environ.get("LOCAL_WORLD_SIZE") or os.environ.get("LOCAL_SIZE") or "1"
-    return min(threads, max(1, int(quota.value / max(1, int(ranks))))) if quota.value > 0 else threads
+    ranks = launcher_number("LOCAL_WORLD_SIZE", "LOCAL_SIZE") or 1
+    return min(threads, max(1, int(quota.value / ranks))) if quota.value > 0 else threads
 
 
 def default_threads(cores: Optional[str]) -> int:
@@ -122,7 +136,7 @@ def cores_of_rank() -> Optional[str]:
 
     None if there is one rank, or if there are fewer cores than ranks.
     """
-    if int(os.environ.get("LOCAL_WORLD_SIZE", "1")) < 2:
+    if (launcher_number("LOCAL_WORLD_SIZE") or 1) < 2:
         return None
     try:
         split = select_cores(cores=1)
@@ -178,9 +192,9 @@ class Executor(Handle):
             raise InvalidArgument(f"bind is {bind!r}, but must be one of {', '.join(self._binds)}")
         options = ExecutorOptions.initialised(threads=threads, bind=self._binds[bind])
         if isa is not None:
-            options.isa = isa.encode()
+            options.isa = c_text(isa, "isa")
         if cores is not None:
-            options.pus = pus_text(cores).encode()
+            options.pus = c_text(pus_text(cores), "cores")
         super().__init__(lambda pointer: library().adamant_executor_create(byref(options), pointer))
         actual_isa, actual_threads, actual_pus = c_char_p(), c_uint32(), c_char_p()
         check(library().adamant_executor_describe(self.pointer, byref(actual_isa), byref(actual_threads),

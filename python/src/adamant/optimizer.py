@@ -13,7 +13,7 @@ from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tu
 
 from ._arrays import DTYPES, GROUP_BYTES, QUANTIZED8, SPLIT_FLOAT32, array_info, group_count
 from ._library import (Handle, Hyperparameters, InvalidArgument, LossScaling, OptimizerOptions, Reduce, Report, Shard,
-                       StepValues, WeightsReady, c_strings, check, counted, library, weakly, whole_number)
+                       StepValues, WeightsReady, c_path, c_strings, c_text, check, counted, library, weakly, whole_number)
 from ._signals import delayed_signals
 from .changes import words_address
 from .executor import Executor, shared_executor
@@ -28,6 +28,19 @@ def enum_value(name: str, value: str, names: Dict[str, int]) -> int:
     if value not in names:
         raise InvalidArgument(f"{name} is {value!r}, but must be one of {', '.join(names)}")
     return names[value]
+
+
+def _pair(betas: Any) -> Tuple[Any, Any]:
+    try:
+        beta1, beta2 = betas
+    except (TypeError, ValueError):
+        raise InvalidArgument(f"betas is {betas!r}, but must be two numbers") from None
+    return beta1, beta2
+
+
+def _check_callable(name: str, value: Any) -> None:
+    if not callable(value):
+        raise InvalidArgument(f"{name} is {value!r}, but must be callable or None")
 
 
 def hyperparameters(lr: float = 1e-3, betas: Sequence[float] = (0.9, 0.999), eps: float = 1e-8,
@@ -63,8 +76,9 @@ def hyperparameters(lr: float = 1e-3, betas: Sequence[float] = (0.9, 0.999), eps
     InvalidArgument
         A rounding is unknown. All other values are checked by the function that uses them.
     """
+    beta1, beta2 = _pair(betas)
     return Hyperparameters.initialised(
-        lr=lr, beta1=betas[0], beta2=betas[1], eps=eps, weight_decay=weight_decay, decay=1 if decoupled else 2,
+        lr=lr, beta1=beta1, beta2=beta2, eps=eps, weight_decay=weight_decay, decay=1 if decoupled else 2,
         bias_correction=int(bias_correction),
         exp_avg_sq_rounding=enum_value("exp_avg_sq_rounding", exp_avg_sq_rounding, roundings),
         param_rounding=enum_value("param_rounding", param_rounding, roundings), rounding_seed=rounding_seed)
@@ -95,6 +109,17 @@ class OptimizerHandle(Handle):
 
     _raised: Optional[BaseException] = None
     names: Sequence[str] = ()  # names that replace shard numbers in errors
+
+    def __init__(self, executor: Executor, create: Callable[[Any], int]):
+        self.executor = executor
+        self._new_report = Report.initialised()
+        self._pus = executor.pus.encode()
+        super().__init__(create)
+
+    def _empty_report(self) -> Report:
+        report = Report.from_buffer_copy(self._new_report)
+        report.__dict__["pus"] = self._pus  # Struct.__setattr__() takes longer
+        return report
 
     def _status_of(self, callback: Callable[..., None], pointer: Any, count: int, *arguments: Any) -> int:
         """Calls a callback with `count` numbers and returns its status for libadamant_c."""
@@ -221,6 +246,9 @@ class Optimizer(OptimizerHandle):
     submit(), skip() and set_gradient() may be called from several threads at the same time, all other methods from one
     thread at a time. Calls release the GIL.
 
+    autograd does not notice writes to torch tensors: call backward() before a step that writes what it needs.
+    adamant.torch.AdamW tells autograd.
+
     All methods raise InvalidArgument in a forked process and after close().
     """
 
@@ -238,33 +266,39 @@ class Optimizer(OptimizerHandle):
         if journal_budget_bytes is not None:
             options.journal_budget_bytes = journal_budget_bytes
         if loss_scaling is not None:
+            if not isinstance(loss_scaling, dict):
+                raise InvalidArgument(f"loss_scaling is {loss_scaling!r}, but must be a dict or None")
             scaling = LossScaling.initialised(**loss_scaling)
             options.loss_scaling = ctypes.pointer(scaling)
         if reduce is not None:
+            _check_callable("reduce", reduce)
             self._reduce = self._reducer(reduce)
             options.reduce = ctypes.cast(self._reduce, ctypes.c_void_p)
         if isinstance(weights_ready, NativeCallback):
             options.weights_ready, options.weights_ready_user, self._weights_ready = weights_ready
         elif weights_ready is not None:
+            _check_callable("weights_ready", weights_ready)
             callback = weights_ready
             self._weights_ready = WeightsReady(lambda user, shard, begin, end: callback(shard, begin, end))
             options.weights_ready = ctypes.cast(self._weights_ready, ctypes.c_void_p)
-        self.executor = executor or shared_executor()
+        executor = shared_executor() if executor is None else executor
+        if not isinstance(executor, Executor):
+            raise InvalidArgument(f"executor is {executor!r}, but must be an adamant.Executor or None")
         self._kept: List[Any] = []
         self._gradients: List[Any] = []  # of each shard; None after release_gradients()
         self._gradient_types: List[Any] = []  # dtype and elements of each
         self._interrupted: List[Any] = []  # gradients that libadamant_c may use after an interrupted or failed call
-        self._new_report = Report.initialised()
         self._step_values = StepValues.initialised()  # of steps with the optimizer's own values
-        super().__init__(lambda pointer: library().adamant_optimizer_create(self.executor.pointer, byref(options),
-                                                                            pointer))
+        super().__init__(executor, lambda pointer: library().adamant_optimizer_create(
+            executor.pointer, byref(options), pointer))
 
     # Groups and shards
 
     def add_group(self, name: str, *, maximize: bool = False, **hyper: Any) -> int:
         """Add a group with these hyperparameters, see hyperparameters(). Returns its number."""
         number = c_size_t()
-        self._call("adamant_add_group", name.encode(), byref(hyperparameters(**hyper)), int(maximize), byref(number))
+        self._call("adamant_add_group", c_text(name, "a group's name"), byref(hyperparameters(**hyper)),
+                   int(maximize), byref(number))
         return number.value
 
     def set_hyperparameters(self, group: int, **hyper: Any) -> None:
@@ -330,13 +364,14 @@ class Optimizer(OptimizerHandle):
         arrays = {"param": param, "grad": grad, "exp_avg": exp_avg, "exp_avg_sq": exp_avg_sq,
                   "weight_out": weight_out, "accumulator": accumulator}
         arrays = {field: array for field, array in arrays.items() if array is not None}
+        text = c_text(name, "a shard's name")
         shard = make_shard(name, arrays, shape, begin)
         if changed is not None:
             shard.changed = words_address(changed, shard.elements, f"changed of '{name}'") or None
         number = c_size_t()
         gradient_type = (DTYPES["float32"], 0) if grad is None else array_info(grad, "grad")[1:3]
         with delayed_signals:
-            self._call("adamant_add_shard", whole_number(group, "group"), name.encode(), byref(shard), byref(number))
+            self._call("adamant_add_shard", whole_number(group, "group"), text, byref(shard), byref(number))
             self._kept.append([array for field, array in arrays.items() if field != "grad"] + [changed])
             self._gradients.append(grad)
             self._gradient_types.append(gradient_type)
@@ -382,7 +417,8 @@ class Optimizer(OptimizerHandle):
                 setattr(values, "has_" + name, 1)
                 setattr(values, name, value)
         if lr is not None:
-            rates = [float(lr)] * groups if not hasattr(lr, "__len__") else [float(rate) for rate in lr]  # type: ignore
+            is_number = not hasattr(lr, "__len__") or getattr(lr, "ndim", 1) == 0
+            rates = [float(lr)] * groups if is_number else [float(rate) for rate in lr]  # type: ignore
             values.lr, values.lr_count = (c_double * len(rates))(*rates), len(rates)
         if shard_steps is not None:
             numbers = [whole_number(number, f"shard_steps[{i}]", minimum=1) for i, number in enumerate(shard_steps)]
@@ -425,7 +461,7 @@ class Optimizer(OptimizerHandle):
             An argument cannot be used. Nothing has changed.
         """
         values = self._values(loss_scale, max_norm, max_abs_grad, lr, self._groups(), shard_steps)
-        report = Report.initialised()
+        report = self._empty_report()
         if gradients is None:
             self._call("adamant_step", byref(values), byref(report))
             return report
@@ -456,7 +492,7 @@ class Optimizer(OptimizerHandle):
         next_steps : int, default 0
             Address of `count` step numbers, one for each shard. 0: the optimizer's.
         """
-        report = Report.from_buffer_copy(self._new_report)
+        report = self._empty_report()
         values = self._values_at(next_steps, count) if next_steps else None
         self._call("adamant_step_gradients", addresses, count, values, byref(report))
         return report
@@ -507,7 +543,7 @@ class Optimizer(OptimizerHandle):
 
     def finish(self) -> Report:
         """Wait for the submitted shards and complete the step."""
-        report = Report.initialised()
+        report = self._empty_report()
         self._call("adamant_finish", byref(report))
         return report
 
@@ -560,13 +596,13 @@ class Optimizer(OptimizerHandle):
         RuntimeWarning
             The file is complete, but the file system cannot sync its folder or set its permission bits.
         """
-        self._call("adamant_save_safetensors", os.fsencode(path))
+        self._call("adamant_save_safetensors", c_path(path))
         if note := library().adamant_last_error().decode("utf-8", "replace"):
             warnings.warn(note, RuntimeWarning, stacklevel=2)
 
     def load(self, *paths: Union[str, "os.PathLike[str]"]) -> None:
         """Load a state that save() wrote on one or several ranks, for any sharding."""
-        self._call("adamant_load_safetensors", c_strings(tuple(os.fspath(path) for path in paths)), len(paths))
+        self._call("adamant_load_safetensors", c_strings(map(c_path, paths)), len(paths))
 
 
 def sum_of_squares(grad: Any, executor: Optional[Executor] = None) -> float:

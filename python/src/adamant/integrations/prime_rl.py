@@ -89,7 +89,7 @@ def adamw_step(params: List[Tensor], grads: List[Tensor], exp_avgs: List[Tensor]
     state_steps : list of Tensor
         Step counts before this step, increased by 1.
     compute_params : list of Tensor, optional
-        bfloat16, float16 or float32 tensors for the rounded weights.
+        bfloat16, float16 or float32 tensors for the rounded weights. None or empty: none are written.
     gradient_scale : float
         Factor of the gradients, above 0.
 
