@@ -246,7 +246,9 @@ class StepGroup:
             is_copied = field == "grad" and self.copies is not None
             role = "moment" if field in moments else "master" if field == "param" and master == "master_low" else ""
             title = f"{field} of {name}"
-            if not is_copied:
+            if is_copied:
+                check_memory(array, f"cannot step {name}: its gradient")
+            else:
                 check_array(array, title, role)
             if role == "moment" and is_quantized(array):
                 check_groups(array, title, shard)
@@ -357,8 +359,6 @@ class StepGroup:
 
     def submit(self, optimizer: "_Steps", number: int, grad: Tensor) -> None:
         self._take_weights(optimizer, number)
-        # If backward() still needs these weights, as after a use of param.detach(), autograd raises an error.
-        record_writes([self.params[number]])
         self._submitted.append(number)
         if self.copies is not None:
             self.copies.copy_gradient(number, grad, self.native.submit_at)
@@ -391,14 +391,17 @@ class StepGroup:
     def _next_steps(self) -> int:
         return self.signature.next_steps + 8 * self.first_slot
 
+    def check_gradients(self) -> None:
+        """Raises InvalidArgument if the memory of a gradient that is copied was freed."""
+        for number, param in enumerate(self.params) if self.copies is not None else ():
+            grad = local(param.grad) if param.grad is not None else None
+            if grad is not None and grad.untyped_storage().nbytes() < grad.numel() * grad.element_size():
+                check_memory(grad, f"cannot step {self.names[number]}: its gradient")
+
     def step(self, optimizer: "_Steps", skips: bool) -> Report:
         """Steps all params. skips: params without a gradient, which are skipped, may exist."""
         skipped = [number for number, param in enumerate(self.params) if param.grad is None] if skips else []
         if self.copies is not None:
-            for number, param in enumerate(self.params):
-                grad = local(param.grad) if param.grad is not None else None
-                if grad is not None and grad.untyped_storage().nbytes() < grad.numel() * grad.element_size():
-                    check_memory(grad, f"cannot step {self.names[number]}: its gradient")
             self.begin(optimizer, has_gradients=True)
             with self._abandon_on_error():
                 for number, param in enumerate(self.params):
@@ -464,7 +467,7 @@ class StepGroup:
 
     def _end_step(self, report: Report, stepped: Sequence[int], skipped: List[int], optimizer: "_Steps") -> None:
         self.accumulated.clear()
-        self._end_write(stepped)
+        self._end_write(stepped, writes=not report.skipped)
         self._all_step = self._all_step and not skipped
         if stepped and not self._all_step:
             # libadamant_c has counted its own steps, not those of these params.
@@ -474,10 +477,12 @@ class StepGroup:
             for entry in self.signature.advance(self.first_slot, len(self.params), skipped):
                 optimizer._widen_count(entry)
 
-    def _end_write(self, stepped: Sequence[int]) -> None:
-        """Records the library's writes to these params."""
+    def _end_write(self, stepped: Sequence[int], writes: bool = True) -> None:
+        """Records the library's writes to these params. writes: False if their bits are those of before."""
         self.native.keep_only(self._kept)
-        record_writes(self.params if len(stepped) == len(self.params) else [self.params[number] for number in stepped])
+        if writes:
+            record_writes(self.params if len(stepped) == len(self.params) else
+                          [self.params[number] for number in stepped])
         if self.changes is None and self.copies is None and not self.mastered:
             return
         for number in stepped:

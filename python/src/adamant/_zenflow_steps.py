@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from ._arrays import GROUP_ELEMS
-from ._host_copies import (align_gradient, as_dtensor, check_memory, flat, has_allocation, local, memory_version,
+from ._host_copies import (align_gradient, as_dtensor, check_memory, flat, has_allocation, is_dense, local, memory_version,
                            record_writes, write_count)
 from ._library import InvalidArgument, Report, counted, weakly
 from ._quantized8 import is_quantized, moments
@@ -552,6 +552,9 @@ class ZenFlowSteps:
             if param.device.type == "meta":
                 raise InvalidArgument(f"cannot step {optimizer._name(param)}: it is on the meta device, which has no "
                                       "values. Materialize it with to_empty() before the step")
+            if param.layout != torch.strided or not is_dense(local(param)):
+                raise InvalidArgument(f"cannot step {optimizer._name(param)}: its elements are not dense in memory. "
+                                      "Step a contiguous tensor, or set its requires_grad to False")
             if not has_allocation(local(param)):
                 check_memory(param, f"cannot step {optimizer._name(param)}: it")
         if self.native is not None:

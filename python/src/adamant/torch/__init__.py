@@ -91,8 +91,8 @@ class AdamW(Steps, torch_adamw):
         Must be False.
     max_norm : float or None, default None
         Clip all gradients together to this norm, as `torch.nn.utils.clip_grad_norm_` does, but within the step and
-        from an exact sum. step() then returns the norm before clipping. `float("inf")` measures the norm and clips
-        nothing. None does neither.
+        from an exact sum of the finite gradients. step() then returns the norm before clipping, or NaN if a gradient
+        is not finite. `float("inf")` measures the norm and clips nothing. None does neither.
     on_nonfinite : {"apply", "skip", "zero"}, default "apply"
         What a step does with infinities and NaNs in gradients: "apply" uses them, as torch does; "skip" changes
         nothing; "zero" replaces these elements by zero.

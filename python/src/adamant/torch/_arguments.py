@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 import sys
 from dataclasses import dataclass, fields
+from numbers import Integral, Real
 from typing import Any, Dict, Optional, Tuple, Union
 
 import torch
@@ -33,8 +34,13 @@ def check_format(state_format: Any) -> None:
         raise InvalidArgument(f"state_format is {state_format!r}, but must be one of {', '.join(formats)}, or None")
 
 
-def check_group(group: Dict[str, Any], number: int) -> None:
+def check_group(group: Dict[str, Any], number: int, arguments: "Arguments") -> None:
     """Raises InvalidArgument if a param group has an unsupported option."""
+    for field in fields(Arguments):
+        if field.name not in own_group_options and group.get(field.name, field.default) not in (
+                field.default, getattr(arguments, field.name)):
+            raise InvalidArgument(f"cannot use parameter group {number}: {field.name} is {group[field.name]!r}, but it "
+                                  "is an argument of the whole optimizer. Pass it to the constructor")
     for name in ("amsgrad", "differentiable"):
         if group.get(name):
             raise InvalidArgument(f"cannot use parameter group {number}: {name} is not supported. Set it to False, or "
@@ -54,13 +60,13 @@ def check_param(param: Tensor, name: str) -> None:
 
 
 def _check_number(name: str, value: Any, minimum: float, maximum: float, expected: str) -> None:
-    is_number = not is_bool(value) and isinstance(value, (int, float, Tensor))
+    is_number = not is_bool(value) and isinstance(value, (Real, Tensor))
     if not is_number or not minimum <= float(value) <= maximum:
         raise InvalidArgument(f"{name} is {value!r}, but must be {expected}")
 
 
 def _check_count(name: str, value: Any, minimum: int, maximum: int, expected: str) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or not minimum <= value <= maximum:
+    if isinstance(value, bool) or not isinstance(value, Integral) or not minimum <= value <= maximum:
         raise InvalidArgument(f"{name} is {value!r}, but must be {expected}")
 
 

@@ -11,7 +11,7 @@ from typing import Any, Callable, Dict, List, Optional, Tuple
 import torch
 from torch import Tensor
 
-from .._host_copies import align_gradient, gradient_version, local, local_memory, write_count
+from .._host_copies import align_gradient, gradient_version, local, local_memory, record_writes, write_count
 from .._library import InvalidArgument, Report, Unavailable
 from .._quantized8 import moments
 from .._signals import delayed_signals
@@ -295,6 +295,8 @@ class Backward:
     def _clear_accumulators(self) -> None:
         for step_group in self._step_groups or []:
             step_group.clear_accumulators()
+        if self._is_stale:
+            self._refresh_groups()
         self._begin_gradients()
 
     def _accumulate(self, param: Tensor) -> None:
@@ -332,6 +334,9 @@ class Backward:
         if self._check_early() & CHANGED:  # _record() would hide the change
             self._step_groups = self._regroup()  # raises if gradients were accumulated
             return
+        self._add_step_groups()
+
+    def _add_step_groups(self) -> None:
         with torch.no_grad():
             new = [(g, param) for g, param in self._all_params()
                    if param.grad is not None and self._step_group_of(param) is None]
@@ -373,6 +378,8 @@ class Backward:
         step.storages += [(storage, storage.data_ptr()) for storage in storages]
         step.step_group.native.keep(storages)
         step.step_group.submit(self, number, local(param.grad))
+        # If backward() still needs these weights, as after a use of param.detach(), autograd raises an error.
+        record_writes([param])
         step.versions[number] = self._versions_of(param)
         step.submitted[number] = (param.grad, gradient_version(param.grad), local(param.grad).data_ptr())
 
@@ -481,11 +488,13 @@ class Backward:
             self._abandon("hyperparameters have changed since backward() began the step")
             return self._step_all()
         skipped = [number for number in range(len(step_group.params)) if number not in step.submitted]
-        self._open = None  # if finish() fails, it abandons the step
-        report = step_group.finish(skipped, self)
-        if has_new_params:
-            self._join()
+        if has_new_params:  # raises while the step is still open
+            self._add_step_groups()
             for other in (self._step_groups or [])[1:]:
-                report = other.step(self, skips=True)
+                other.check_gradients()
+        self._open = None  # if finish() fails, it abandons the step
+        reports = [step_group.finish(skipped, self)]
+        if has_new_params:
+            reports += [other.step(self, skips=True) for other in (self._step_groups or [])[1:]]
             self._step_groups = None  # the next step makes one of them
-        return report
+        return self._joined(reports)

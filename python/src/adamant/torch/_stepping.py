@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import math
 import operator
 import threading
 import weakref
@@ -91,7 +92,7 @@ class Steps(Backward, Saving):
     def _set_up(self, process_group: Any, arguments: Arguments) -> None:
         arguments.check(process_group)
         for g, group in enumerate(self.param_groups):
-            check_group(group, g)
+            check_group(group, g, arguments)
         if process_group is None and arguments.needs_norm:
             process_group = zero_redundancy_group()
         self._process_group, self._arguments = process_group, arguments
@@ -148,6 +149,7 @@ class Steps(Backward, Saving):
         self._open: Optional[OpenStep] = None
         self._total_words: Optional[Tensor] = None  # sum of squares of all step groups in words, if there are several
         self._hyper_is_taken = True
+        self._is_stale = False  # after a failed step whose accumulated gradients are in the step groups
         self._overlaps = True  # False if the current step cannot begin in backward()
         self._backwards: Dict[int, int] = {}  # number of gradients in this step, by the param's id
         self._made: Dict[int, Tuple[Any, ...]] = {}  # address and version of the last gradient
@@ -205,7 +207,7 @@ class Steps(Backward, Saving):
     def _hyper(self, group: int) -> Dict[str, Any]:
         try:
             return self._read_hyper(self.param_groups[group])
-        except (LookupError, TypeError, ValueError, RuntimeError) as error:
+        except (LookupError, TypeError, ValueError, ArithmeticError, RuntimeError) as error:
             raise InvalidArgument(f"cannot step parameter group {group}: lr, betas, eps and weight_decay must be "
                                   f"numbers ({type(error).__name__}: {error})") from None
 
@@ -322,7 +324,7 @@ class Steps(Backward, Saving):
     def _check(self) -> int:
         try:
             return self._signature.check(self._groups(), self.state)
-        except (LookupError, TypeError, ValueError, RuntimeError):
+        except (LookupError, TypeError, ValueError, ArithmeticError, RuntimeError):
             return CHANGED  # a hyperparameter is invalid; _hyper() raises the error later
 
     def _widen_count(self, entry: int) -> None:
@@ -333,7 +335,7 @@ class Steps(Backward, Saving):
 
     def _refuse_groups(self) -> None:
         for g, group in enumerate(self.param_groups):
-            check_group(group, g)
+            check_group(group, g, self._arguments)
 
     def _refuse_sparse(self, param: Tensor) -> None:
         if param.grad is not None and param.grad.is_sparse:
@@ -380,7 +382,7 @@ class Steps(Backward, Saving):
         -------
         Any
             The closure's loss. Without a closure: with max_norm the norm of all gradients before clipping, as a
-            float64 tensor; otherwise None. `last_report` has more.
+            float64 tensor, or NaN if one is infinite or NaN; otherwise None. `last_report` has more.
 
         Raises
         ------
@@ -416,7 +418,8 @@ class Steps(Backward, Saving):
             self._begin_gradients()
             self.last_report = report
         if closure is None and self._arguments.max_norm is not None:
-            norm = self._rank_norm if report is None else report.global_norm
+            norm = (self._rank_norm if report is None else report.global_norm if report.nonfinite_grads == 0 else
+                    math.nan)
             return torch.tensor(norm, dtype=torch.float64, device="cpu")
         return loss
 
@@ -436,9 +439,9 @@ class Steps(Backward, Saving):
         for step_group in step_groups or []:
             for param in step_group.distributed:
                 align_gradient(param)
-        is_taken, self._hyper_is_taken = self._hyper_is_taken, True
         is_usable = step_groups is not None and all(step_group.is_usable for step_group in step_groups)
         bits = self._check() if is_usable else CHANGED
+        self._hyper_is_taken = self._hyper_is_taken and not bits  # the next check does not report this change again
         if bits & CHANGED:
             step_groups = self._step_groups = self._regroup()
         elif bits & NEW_GRADIENT:
@@ -449,9 +452,10 @@ class Steps(Backward, Saving):
                                                    for param, dtype in zip(step_group.params, step_group.dtypes)})
             step_groups = self._step_groups
         assert step_groups is not None
-        if bits or not is_taken:
+        if not self._hyper_is_taken:
             for step_group in step_groups:
                 step_group.take_hypers(self)
+            self._hyper_is_taken = True
         skips = bool(bits & (CHANGED | NEW_GRADIENT | NO_GRADIENT)) or self._arguments.accumulate > 1
         if skips and all(param.grad is None for step_group in step_groups for param in step_group.params):
             step_groups = []  # other ranks may have gradients
@@ -459,15 +463,32 @@ class Steps(Backward, Saving):
             self._total_words = self._sum_squares(step_groups, [[local(param.grad) if param.grad is not None else None
                                                                  for param in step_group.params]
                                                                 for step_group in step_groups])
-        report = None
+        for step_group in step_groups:
+            step_group.check_gradients()
+        reports = []
         try:
             for step_group in step_groups:
-                report = step_group.step(self, skips)
+                reports.append(step_group.step(self, skips))
+        except BaseException:
+            self._refresh_groups()
+            raise
         finally:
             self._total_words = None
         if len(step_groups) > 1:
             self._step_groups = None  # the next step makes one of them
-        return report
+        return self._joined(reports)
+
+    def _refresh_groups(self) -> None:
+        """Makes the next step create its groups again, because libadamant_c has the gradients of a failed step."""
+        self._is_stale = any(step_group.accumulated for step_group in self._step_groups or [])
+        if not self._is_stale:
+            self._step_groups = None
+
+    def _joined(self, reports: List[Report]) -> Optional[Report]:
+        """One report for the step groups of a step."""
+        for report in reports[1:]:
+            reports[0].join(report, same_gradients=self._needs_norm)
+        return reports[0] if reports else None
 
     def _sum_squares(self, step_groups: List[StepGroup], grads: List[List[Optional[Tensor]]]) -> Tensor:
         """The sum of squares of all gradients of all ranks, in words. Collective: every rank calls it once a step, even
@@ -526,7 +547,7 @@ class Steps(Backward, Saving):
         added = self.param_groups[-1]["params"]
         owners = self._owners_of(added)
         try:
-            check_group(self.param_groups[-1], len(self.param_groups) - 1)
+            check_group(self.param_groups[-1], len(self.param_groups) - 1, self._arguments)
             self._check_params()
             self._record_names()
             self._watch()
