@@ -16,6 +16,10 @@
  * out while it frees its own; hwloc, if memory runs out while it reads the machine (in the first call that needs cores
  * or threads, after a check for 8 MiB, and for each description of another machine) or binds a team's threads; and the
  * OpenMP runtime, while it starts threads. Binding and starting need 1 MiB, and 32 KiB for each thread.
+ * After a device has failed, functions that use the state (steps, accumulation, placement, saves, loads) first complete
+ * what is left of the failed step, and return ADAMANT_DEVICE_FAILED if that fails. While params and moments are
+ * inconsistent, all but loads and adamant_clear_accumulators() fail: with ADAMANT_DEVICE_FAILED, or without a device
+ * with ADAMANT_INVALID_ARGUMENT.
  *
  * Threads. Different threads may use different optimizers concurrently, even on one executor. Functions of one
  * optimizer whose comment says "from any thread" may be called by several threads concurrently, all others by one
@@ -273,7 +277,7 @@ ADAMANT_C_API adamant_status adamant_count_changed(const adamant_executor* execu
  * null. Unless `values` is null, writes the weights in the same order and of the same type. Every array has room for
  * `capacity` elements. Writes the number to *count. If it is above capacity, the arrays hold only some of them and no
  * bit is cleared: call again with larger arrays. clear: clears all bits. invalid argument: an index does not fit into
- * 32 bits. */
+ * 32 bits, both index arrays or none, `values` without weights, and an invalid dtype. */
 ADAMANT_C_API adamant_status adamant_changed_weights(const adamant_executor* executor,
                                                      const adamant_tracked_weights* weights, uint64_t first_index,
                                                      size_t capacity, uint32_t* indices, uint64_t* wide_indices,
@@ -281,7 +285,8 @@ ADAMANT_C_API adamant_status adamant_changed_weights(const adamant_executor* exe
 /** Writes a byte for each weight: 1 if it has changed, otherwise 0. */
 ADAMANT_C_API adamant_status adamant_changed_mask(const adamant_executor* executor,
                                                   const adamant_tracked_weights* weights, uint8_t* mask, int32_t clear);
-/** Marks weights [begin, end) as changed. Call it after writing weights, or params from which weights are made. */
+/** Marks weights [begin, end) as changed. Call it after writing weights, or params from which weights are made. invalid
+ * argument: a range beyond the last weight. */
 ADAMANT_C_API adamant_status adamant_mark_changed(const adamant_tracked_weights* weights, size_t begin, size_t end);
 
 /** A tensor of adamant_step_list(). */
@@ -338,7 +343,7 @@ ADAMANT_C_API adamant_status adamant_sum_of_squares(const adamant_executor* exec
                                                     adamant_dtype dtype, size_t elements, double* sum,
                                                     uint64_t* nonfinite);
 /** Adds a gradient's sum of squares and number of nonfinite elements to a total, for the norm of several gradients. The
- * total does not depend on the order of gradients or on cuts at multiples of 4096 elements. It has
+ * total does not depend on the order of gradients or on shard boundaries at multiples of 4096 elements. It has
  * ADAMANT_SQUARES_WORDS words, initially zero: 20 words of an integer in units of 2^-320, 32 bits each, the lowest
  * first, and the number of nonfinite elements. Totals may be added word by word. Errors as above, with nothing added;
  * and invalid argument for invalid words. */
@@ -504,8 +509,8 @@ typedef struct adamant_placement adamant_placement;
 /** Computes the placement of `count` shards of these sizes in elements, in the order of adamant_shard_sizes(), in
  * *made. Depends only on its arguments. If a limit does not allow the ratio, the placement keeps the limit, and
  * adamant_placement_describe() reports it. From any thread. invalid argument: invalid options, or more than 2^53
- * elements. unavailable: both memories together are too small, no cut of this kind fits them, or a limit does not allow
- * the result of ADAMANT_SPLIT_DEEPSPEED. */
+ * elements. unavailable: both memories together are too small, no placement of this kind fits them, or a limit does not
+ * allow the result of ADAMANT_SPLIT_DEEPSPEED. */
 ADAMANT_C_API adamant_status adamant_split(const size_t* sizes, size_t count, const adamant_split_options* options,
                                            adamant_placement** made);
 
@@ -578,7 +583,8 @@ ADAMANT_C_API adamant_status adamant_best_ratio(const adamant_step_rates* rates,
 
 /* ---- Options ---------------------------------------------------------------------------------------------------- */
 
-/** Dynamic loss scaling. The scale grows after growth_interval steps without an overflow; overflows shrink it. */
+/** Dynamic loss scaling. The scale grows after growth_interval steps without an overflow; overflows shrink it. Scales
+ * are from 2^-125 to 2^125. */
 typedef struct adamant_loss_scaling {
     size_t struct_bytes;      /**< size of this struct; set by the init function */
     double initial_scale;     /**< 65536 */
@@ -609,20 +615,20 @@ enum {
 /** Reduces the norm of gradients that are partitioned between processes. Receives the ADAMANT_SQUARES_WORDS words of
  * this process's sum of squares (see adamant_add_squares()), and replaces each by its sum over all processes, as 64-bit
  * integers, like MPI_Allreduce(MPI_IN_PLACE, words, count, MPI_INT64_T, MPI_SUM, comm). Integer addition is
- * associative, so the norm is that of one process with all gradients, if they are cut at multiples of 4096 elements.
- * Returns 0. Any other value fails the step with ADAMANT_REDUCE_FAILED. Invalid words, or words below this process's
- * own, fail it with ADAMANT_INVALID_ARGUMENT. Called once in every step: by adamant_finish() or adamant_step() in their
- * thread, and for adamant_step_async() in a thread of the executor. It must not call this optimizer, nor wait for a
- * thread that does. */
+ * associative, so the norm is that of one process with all gradients, if shard boundaries are multiples of 4096
+ * elements. Returns 0. Any other value fails the step with ADAMANT_REDUCE_FAILED. Invalid words, or words below this
+ * process's own, fail it with ADAMANT_INVALID_ARGUMENT. Called once in every step (up to three times in a step of
+ * ZenFlow, in all processes alike): by adamant_finish() or adamant_step() in their thread, and for adamant_step_async()
+ * in a thread of the executor. It must not call this optimizer, nor wait for a thread that does. */
 typedef int32_t (*adamant_reduce)(void* user, int64_t* words, size_t count);
 
 /** For an engine that publishes weights while other shards are still stepped. Called when elements [begin, end) of a
  * shard have new weights: usually once per step, for the CPU's whole part of a shard; again if a speculative step is
- * rolled back or repeated, or if a shard is stepped in parts. The last call before adamant_finish(), adamant_step(),
- * adamant_wait(), adamant_abandon() or adamant_rollback() returns has the final weights. Both param and weight_out are
- * written, and do not change before the next step. Called in the executor's threads or the caller's, for different
- * shards concurrently. It must not call this optimizer, nor wait for a thread that does, nor throw, which ends the
- * program. */
+ * rolled back or repeated, or if a shard is stepped in parts. It is not called for a device's part, whose weights are
+ * complete when the step's last call returns. The last call before adamant_finish(), adamant_step(), adamant_wait(),
+ * adamant_abandon() or adamant_rollback() returns has the final weights. Both param and weight_out are written, and do
+ * not change before the next step. Called in the executor's threads or the caller's, for different shards concurrently.
+ * It must not call this optimizer, nor wait for a thread that does, nor throw, which ends the program. */
 typedef void (*adamant_weights_ready)(void* user, size_t shard, size_t begin, size_t end);
 
 /** Options of an optimizer; see <adamant/optimizer_options.hpp>. */
@@ -685,13 +691,14 @@ ADAMANT_C_API adamant_status adamant_group_count(const adamant_optimizer* optimi
 /** Finds the number of a group by name. Sets *found to whether it exists; if not, *group is not written. */
 ADAMANT_C_API adamant_status adamant_find_group(const adamant_optimizer* optimizer, const char* name, size_t* group,
                                                 int32_t* found);
-/** Returns the name of a group. The text lives until groups are added or removed. invalid argument: no such group. */
+/** Returns the name of a group. The text lives until groups are added or removed, or a state is loaded. invalid
+ * argument: no such group. */
 ADAMANT_C_API adamant_status adamant_group_name(const adamant_optimizer* optimizer, size_t group, const char** name);
 /** Sets a group's hyperparameters from the next step on. invalid argument: invalid hyperparameters, no such group, and
  * during a step. */
 ADAMANT_C_API adamant_status adamant_set_hyperparameters(adamant_optimizer* optimizer, size_t group,
                                                          const adamant_hyperparameters* hyper);
-/** Returns a group's current hyperparameters. hyper->struct_bytes must be set. */
+/** Returns a group's current hyperparameters. hyper->struct_bytes must be set. invalid argument: no such group. */
 ADAMANT_C_API adamant_status adamant_get_hyperparameters(const adamant_optimizer* optimizer, size_t group,
                                                          adamant_hyperparameters* hyper);
 
@@ -699,8 +706,9 @@ ADAMANT_C_API adamant_status adamant_get_hyperparameters(const adamant_optimizer
 
 /** Adds a shard to a group. Writes its number to *number, which may be null. name: the parameter's name in UTF-8, which
  * identifies it in checkpoints. The norm does not depend on the order of shards. The last step can no longer be rolled
- * back. invalid argument: invalid types, pointers or position, a name that is empty or not UTF-8, elements that another
- * shard of the parameter has, overlapping arrays of the shard, and during a step. */
+ * back. invalid argument: no such group, invalid types, pointers or position, a name that is empty or not UTF-8,
+ * boundaries inside a group of 8-bit moments, overlapping arrays of the shard, and during a step; and if the parameter
+ * has other shards: no position, another group, shape or types, and elements that one of them has. */
 ADAMANT_C_API adamant_status adamant_add_shard(adamant_optimizer* optimizer, size_t group, const char* name,
                                                const adamant_shard* shard, size_t* number);
 /** Removes a shard. Its arrays keep its state, and may be freed. The numbers of later shards decrease by one;
@@ -718,8 +726,9 @@ ADAMANT_C_API adamant_status adamant_shard_name(const adamant_optimizer* optimiz
 /** Sets the address of the shard's gradient, which has the same number of elements and type as before: for alternating
  * buffers. Between steps, and in an open step before the shard is submitted; from any thread. Allocates nothing after
  * adamant_prepare(). adamant_rollback() reads the gradient at its current address, so set the step's gradient before
- * it. invalid argument: no such shard, a null pointer with elements, memory that a step writes, a submitted shard, and
- * a shard with a gradient on a device. */
+ * it. invalid argument: no such shard, a null pointer with elements, memory that a step writes, a submitted or skipped
+ * shard, a shard with a gradient on a device, an address that is not a multiple of 16 if a device that shares host
+ * memory has a part of the shard, and during adamant_step_async(). */
 ADAMANT_C_API adamant_status adamant_set_gradient(adamant_optimizer* optimizer, size_t shard, const void* grad);
 
 /* ---- Memory ------------------------------------------------------------------------------------------------------ */
@@ -729,7 +738,8 @@ ADAMANT_C_API adamant_status adamant_set_gradient(adamant_optimizer* optimizer, 
 ADAMANT_C_API adamant_status adamant_memory_bytes(const adamant_optimizer* optimizer, int32_t with_journal,
                                                   size_t* bytes);
 /** Allocates the memory of steps. Without this call, the first step allocates it. invalid argument: overlapping arrays
- * of different shards if one is written, and during a step. unavailable: too little memory. */
+ * of different shards if one is written (gradients are, with adamant_set_device_arrays()), and during a step.
+ * unavailable: too little memory. */
 ADAMANT_C_API adamant_status adamant_prepare(adamant_optimizer* optimizer, int32_t with_journal);
 
 /* Devices that step a part of an optimizer's shards concurrently with the CPU, to the same bits. */
@@ -741,13 +751,16 @@ ADAMANT_C_API adamant_status adamant_prepare(adamant_optimizer* optimizer, int32
  */
 typedef struct adamant_device adamant_device;
 
-/** Opens an NVIDIA GPU of compute capability 7.0 or newer in *made. ordinal: CUDA's number of the device among those of
- * CUDA_VISIBLE_DEVICES, from 0. unavailable: there is no such device, it is older, or the library was built without
- * nvcc. device failed: an error of CUDA. */
+/** Opens an NVIDIA GPU of compute capability 7.0 or newer in *made; in a library built with ADAMANT_HIP=ON, an AMD GPU
+ * of gfx900 or newer. ordinal: CUDA's number of the device among those of CUDA_VISIBLE_DEVICES, from 0 (HIP's, of
+ * HIP_VISIBLE_DEVICES). unavailable: there is no such device, it is older, or the library was built without nvcc and
+ * hipcc, or for other devices. device failed: an error of CUDA. */
 ADAMANT_C_API adamant_status adamant_cuda_device_create(int32_t ordinal, adamant_device** made);
-/** Makes work that is submitted from now on wait for the caller's event, a cudaEvent_t on any stream of this GPU: for
- * gradients that the GPU still computes. Call it before adamant_submit() or adamant_zenflow_submit(). invalid argument:
- * not a CUDA device. */
+/** Makes work that is submitted from now on wait for the caller's event, a cudaEvent_t (HIP: hipEvent_t) on any stream
+ * of this GPU: for gradients that the GPU still computes. Record the event first: nothing waits for an event that was
+ * never recorded. After the call it may be recorded again or destroyed. Call this before the function that submits,
+ * accumulates or steps with the gradients. invalid argument: a null event, not a CUDA device. unavailable: the library
+ * was built without nvcc and hipcc. */
 ADAMANT_C_API adamant_status adamant_cuda_device_wait_event(adamant_device* device, void* event);
 
 /** Options of a device that is emulated in host memory: for tests, and for machines without a GPU. */
@@ -764,7 +777,7 @@ typedef struct adamant_emulation_options {
 } adamant_emulation_options;
 ADAMANT_C_API adamant_status adamant_emulation_options_init(adamant_emulation_options* options, size_t struct_bytes);
 /** Creates an emulated device in *made. options may be null: the defaults. invalid argument: rates that are not above
- * 0, a latency below 0. */
+ * 0, a latency below 0. unavailable: threads cannot be started. */
 ADAMANT_C_API adamant_status adamant_emulated_device_create(const adamant_emulation_options* options,
                                                             adamant_device** made);
 typedef int32_t adamant_device_operation;
@@ -782,17 +795,19 @@ ADAMANT_C_API adamant_status adamant_emulated_device_resume(adamant_device* devi
 /** Frees a device handle. May be null. An optimizer with shards on the device keeps the device. */
 ADAMANT_C_API void adamant_device_free(adamant_device* device);
 /** Returns the device's name for messages, and its memory. Each result may be null. The text lives as long as the
- * handle. */
+ * handle. device failed: the memory cannot be read. */
 ADAMANT_C_API adamant_status adamant_device_describe(const adamant_device* device, const char** name,
                                                      size_t* total_bytes, size_t* free_bytes);
 
 /** Allocates device memory, for adamant_set_device_arrays() and adamant_zenflow_set_device_arrays(); a program that
  * uses CUDA may also pass addresses of cudaMalloc(). The host must not dereference addresses. They are aligned to 256
- * bytes; contents are undefined. 0 for 0 bytes. unavailable: too little device memory is free. */
+ * bytes; contents are undefined. 0 for 0 bytes. Release the memory before the handle. unavailable: too little device
+ * memory is free. device failed: any other failure. */
 ADAMANT_C_API adamant_status adamant_device_allocate(adamant_device* device, size_t bytes, uint64_t* address);
 /** Frees an address of adamant_device_allocate(), or 0. No optimizer may use it any more. */
 ADAMANT_C_API adamant_status adamant_device_release(adamant_device* device, uint64_t address);
-/** Copies to and from device memory, and returns when the copy is complete. device failed: the copy failed. */
+/** Copies to and from device memory, and returns when the copy is complete. device failed: the copy failed, or took
+ * longer than 300 s; the device is then reset, which drops all work on it. */
 ADAMANT_C_API adamant_status adamant_device_copy_up(adamant_device* device, uint64_t destination, const void* source,
                                                     size_t bytes);
 ADAMANT_C_API adamant_status adamant_device_copy_down(adamant_device* device, void* destination, uint64_t source,
@@ -802,7 +817,8 @@ ADAMANT_C_API adamant_status adamant_device_copy_down(adamant_device* device, vo
 
 /** Writes the sizes of all shards in elements, in order. count: the result of adamant_shard_count(). */
 ADAMANT_C_API adamant_status adamant_shard_sizes(const adamant_optimizer* optimizer, size_t* sizes, size_t count);
-/** Returns the bytes of device memory that adamant_place() would take with this placement. */
+/** Returns the bytes of device memory that adamant_place() would take with this placement. invalid argument: a
+ * placement of other shards. */
 ADAMANT_C_API adamant_status adamant_device_bytes(const adamant_optimizer* optimizer, const adamant_device* device,
                                                   const adamant_placement* placement, size_t* bytes);
 /** Moves a part of the shards to a device, changes the part, or returns all shards to the CPU if device and placement
@@ -813,21 +829,24 @@ ADAMANT_C_API adamant_status adamant_device_bytes(const adamant_optimizer* optim
  * The device needs memory for the new pieces in addition to the old ones. The last step can no longer be rolled back.
  *
  * A step that ends with ADAMANT_DEVICE_FAILED has been rolled back on CPU and device: state and accumulated gradients
- * are as before it. Both record their steps for that; see device_records of adamant_optimizer_options. A device that
- * did not answer in time rolls back later, before any other work; until then the step's gradients on it must not
- * change.
+ * are as before it. There is one exception: if only the upload of weights failed after the device completed its part,
+ * the step is complete. adamant_steps() counts it, the error says so, and the next call uploads the missing weights
+ * first. Compare adamant_steps() before you repeat a step. CPU and device record their steps for the rollback; see
+ * device_records of adamant_optimizer_options. A device that did not answer in time rolls back later, before any other
+ * work; until then the step's gradients on it must not change.
  *
- * invalid argument: a placement of other shards, a device that has another optimizer's shards, and during a step.
- * unavailable, device failed: the device has too little memory, or has failed; nothing has moved. Errors of
- * adamant_prepare(), such as lack of memory, come after all has moved. */
+ * invalid argument: a placement of other shards, a device that has another optimizer's shards, another device while
+ * device arrays are set, keep_last_step without device_records, overlapping arrays, and during a step. unavailable,
+ * device failed: the device has too little memory, or has failed; nothing has moved. Errors of adamant_prepare(), such
+ * as lack of memory, come after all has moved. */
 ADAMANT_C_API adamant_status adamant_place(adamant_optimizer* optimizer, const adamant_device* device,
                                            const adamant_placement* placement);
 /** Sets the caller's arrays of a shard's gradient and weights in device memory, with the shard's size and types,
  * aligned to 16 bytes. Call it before adamant_place() for a shard whose gradient is made on the device and whose
  * weights are needed there. The arrays are used until adamant_place() returns all shards to the CPU. The shard's host
  * arrays grad and weight_out then stage the CPU's part. weight_out is 0 for a shard without one; both 0: gradient and
- * weights are in host memory. invalid argument: shards are on a device already, an address that is missing or not
- * aligned, no such shard, and during a step. */
+ * weights are in host memory. invalid argument: shards are on a device already, an address that is missing, not
+ * aligned, or for a weight_out that the shard lacks, no such shard, and during a step. */
 ADAMANT_C_API adamant_status adamant_set_device_arrays(adamant_optimizer* optimizer, size_t shard, uint64_t grad,
                                                        uint64_t weight_out);
 /** Copies the device's part of params and moments to the shards' host arrays. Does nothing without a device. invalid
@@ -842,11 +861,12 @@ typedef struct adamant_step_values {
     int32_t has_loss_scale;   /**< whether loss_scale is used; else the scale is the dynamic one, or 1 */
     int32_t has_max_norm;     /**< whether max_norm is used; max_abs_grad of the options is then ignored */
     int32_t has_max_abs_grad; /**< whether max_abs_grad is used; max_norm of the options is then ignored */
-    double loss_scale;        /**< factor that the loss was multiplied by; finite, above 0 */
-    double max_norm;          /**< limit of the global norm after unscaling; 0: no limit */
-    double max_abs_grad;      /**< limit of each element after unscaling; 0: no limit */
-    const double* lr;         /**< one learning rate for each group; null with lr_count 0: the groups' own */
-    size_t lr_count;          /**< number of learning rates in `lr` */
+    /** Factor that the loss was multiplied by. Its inverse must be above 2^-126 and at most 3.4e38. */
+    double loss_scale;
+    double max_norm;     /**< limit of the global norm after unscaling; 0: no limit */
+    double max_abs_grad; /**< limit of each element after unscaling; 0: no limit */
+    const double* lr;    /**< one learning rate for each group; null with lr_count 0: the groups' own */
+    size_t lr_count;     /**< number of learning rates in `lr` */
     /** Number of this step for each shard, from 1, for engines that count the steps of each param themselves; null with
      * shard_step_count 0: the optimizer's. Copied by the call. Not with a device that has shards, and not for
      * ZenFlow. */
@@ -910,19 +930,21 @@ ADAMANT_C_API adamant_status adamant_loss_scale(const adamant_optimizer* optimiz
 
 /** Takes a step when all gradients are ready: one pass over memory, or two if the norm or finiteness must be known
  * first. values may be null: the optimizer's values. report may be null; else its struct_bytes must be set. invalid
- * argument: invalid values, and during another step. */
+ * argument: invalid values, invalid words of reduce, and during another step. reduce failed: reduce returned an error.
+ * device failed: see adamant_place(). Errors of adamant_prepare() if memory is not allocated yet. After all but device
+ * failed, nothing has changed. */
 ADAMANT_C_API adamant_status adamant_step(adamant_optimizer* optimizer, const adamant_step_values* values,
                                           adamant_report* report);
 
 /** Takes a step with gradients at new addresses: grads[i] is shard i's gradient, see adamant_set_gradient(); a null
  * pointer skips the shard, see adamant_skip(). grads has `count` elements, the number of shards, and may be null with a
- * count of 0. Errors as for these functions and adamant_step(); the state is then as before, but gradients may be set.
- */
+ * count of 0. Errors as for these functions and adamant_step(); gradients may then be set already. */
 ADAMANT_C_API adamant_status adamant_step_gradients(adamant_optimizer* optimizer, const void* const* grads,
                                                     size_t count, const adamant_step_values* values,
                                                     adamant_report* report);
 
-/** Opens a step whose gradients arrive one by one; it has the bits of adamant_step(). values as for that. */
+/** Opens a step whose gradients arrive one by one; it has the bits of adamant_step(). values as for that. invalid
+ * argument: invalid values, and during a step. Errors of adamant_prepare() if memory is not allocated yet. */
 ADAMANT_C_API adamant_status adamant_begin_step(adamant_optimizer* optimizer, const adamant_step_values* values);
 /** Submits a shard whose gradient is ready. The executor's threads start with it, and the call returns immediately. The
  * gradient must not change until adamant_finish() has returned. From any thread. invalid argument: no such shard, a
@@ -935,13 +957,15 @@ ADAMANT_C_API adamant_status adamant_submit_gradient(adamant_optimizer* optimize
  * any thread; errors as above. */
 ADAMANT_C_API adamant_status adamant_skip(adamant_optimizer* optimizer, size_t shard);
 /** Waits for submitted shards and completes the step: applied or skipped. report as for adamant_step(). invalid
- * argument: a shard was neither submitted nor skipped. reduce failed: reduce returned an error. After these errors the
- * step stays open: call this again, or adamant_abandon(). With a device, any other error has rolled the step back; see
- * adamant_place(). */
+ * argument: no step is open, a shard was neither submitted nor skipped, or invalid words of reduce. reduce failed:
+ * reduce returned an error. After these errors an open step stays open: call this again, or adamant_abandon(). With a
+ * device, any other error ends the step; see adamant_place(). */
 ADAMANT_C_API adamant_status adamant_finish(adamant_optimizer* optimizer, adamant_report* report);
-/** Abandons the open step: restores params and moments exactly, and rounds param to weight_out. Accumulated
- * gradients stay. unavailable, and the step stays open: shards were submitted to a step that needs no norm (no skip, no
- * clipping by norm, no reduce), without keep_last_step. */
+/** Abandons the open step: restores params and moments exactly, and rounds param to weight_out. Accumulated gradients
+ * stay. A device that does not answer rolls back later, before any other work. invalid argument: no step is open.
+ * unavailable, and the step stays open: shards were submitted to a step that needs no norm (no skip, no clipping by
+ * norm, no reduce) and has no records, because keep_last_step is not set or the journal's budget was too small. Never
+ * with a device. */
 ADAMANT_C_API adamant_status adamant_abandon(adamant_optimizer* optimizer);
 /** Rolls back the last step, which must have been applied with keep_last_step. Since then no step may have begun, no
  * gradient may have been accumulated, no group or shard added or removed, no shard placed, no step count or loss scaler
@@ -952,21 +976,25 @@ ADAMANT_C_API adamant_status adamant_abandon(adamant_optimizer* optimizer);
  * after the rollback they have the same micro-steps as before the step. To repeat the step, submit the last gradients
  * again; to restart the micro-steps, call adamant_clear_accumulators(). Accumulators must not have changed, either.
  *
- * invalid argument: there is no such step, or gradients have changed; nothing changes. unavailable: the journal's
- * budget was too small. */
+ * invalid argument: there is no such step, or gradients have changed, and during a step. unavailable: the journal's
+ * budget was too small. device failed: the device failed; if adamant_steps() has decreased, the next call completes the
+ * rollback, otherwise nothing has changed. */
 ADAMANT_C_API adamant_status adamant_rollback(adamant_optimizer* optimizer);
 
 /** Adds the shard's gradient to its accumulator. Call it for all micro-steps except the last one, whose gradient
  * adamant_submit() or adamant_step() adds. Returns when the sum is complete, so the gradient's memory may be reused.
  * The first call after a step overwrites the accumulator. The sum is not divided: multiply the loss scale by the number
- * of micro-steps. The last step can no longer be rolled back. invalid argument: a shard without accumulator, a
- * submitted shard, and during adamant_step_async(). */
+ * of micro-steps. The last step can no longer be rolled back. invalid argument: no such shard, a shard without
+ * accumulator, a submitted or skipped shard, and during adamant_step_async(). device failed: the device failed; the
+ * shard's accumulated gradients are lost if the error says so, and an open step fails. Errors of adamant_prepare() if
+ * memory is not allocated yet. */
 ADAMANT_C_API adamant_status adamant_accumulate(adamant_optimizer* optimizer, size_t shard);
-/** Drops accumulated gradients. The last step can no longer be rolled back. */
+/** Drops accumulated gradients. The last step can no longer be rolled back. invalid argument: during a step. */
 ADAMANT_C_API adamant_status adamant_clear_accumulators(adamant_optimizer* optimizer);
 
 /** Starts adamant_step() and returns immediately. Until adamant_wait() reports the end of the step, only adamant_poll()
- * and adamant_wait() may be called for the optimizer. */
+ * and adamant_wait() may be called for the optimizer. Errors of adamant_begin_step(); adamant_wait() returns those of
+ * the step. */
 ADAMANT_C_API adamant_status adamant_step_async(adamant_optimizer* optimizer, const adamant_step_values* values);
 /** Returns whether the step is over, and its progress from 0 to 1, relative to the passes that are known to be needed.
  * Either result may be null. Never blocks for long. invalid argument: there is no such step. */
@@ -974,8 +1002,9 @@ ADAMANT_C_API adamant_status adamant_poll(const adamant_optimizer* optimizer, in
 #define ADAMANT_FOR_EVER UINT64_MAX
 /** Waits for at most the given number of nanoseconds, or ADAMANT_FOR_EVER. If the step is over, sets *over to 1, writes
  * the report (which may be null), and the optimizer accepts all calls again. If not, sets *over to 0, and the step
- * continues. over may be null with ADAMANT_FOR_EVER. invalid argument: there is no such step. reduce failed: reduce
- * returned an error; the step is over and has changed nothing, and *over is 1. */
+ * continues. over may be null with ADAMANT_FOR_EVER. invalid argument: there is no such step. Errors of the step, after
+ * which *over is 1: invalid argument (invalid words of reduce) and reduce failed, with nothing changed; device failed,
+ * see adamant_place(). */
 ADAMANT_C_API adamant_status adamant_wait(adamant_optimizer* optimizer, uint64_t timeout_ns, int32_t* over,
                                           adamant_report* report);
 
@@ -985,7 +1014,7 @@ ADAMANT_C_API adamant_status adamant_wait(adamant_optimizer* optimizer, uint64_t
 
 /** Sets the number of applied steps, for an engine that restores its own count: the next step is number steps + 1.
  * Params, moments, loss scaler and accumulators do not change. The last step can no longer be rolled back. invalid
- * argument: during a step. */
+ * argument: 2^64 - 1, and during a step. */
 ADAMANT_C_API adamant_status adamant_set_steps(adamant_optimizer* optimizer, uint64_t steps);
 
 /** State of dynamic loss scaling. */
@@ -1002,37 +1031,40 @@ ADAMANT_C_API adamant_status adamant_loss_scaler_init(adamant_loss_scaler* scale
 ADAMANT_C_API adamant_status adamant_get_loss_scaler(const adamant_optimizer* optimizer, adamant_loss_scaler* scaler,
                                                      int32_t* found);
 /** Sets the loss scaler from the next step on. The last step can no longer be rolled back. invalid argument: a scale
- * whose inverse is not a normal float, no dynamic loss scaling in the options, and during a step. */
+ * outside [2^-125, 2^125], no dynamic loss scaling in the options, and during a step. */
 ADAMANT_C_API adamant_status adamant_set_loss_scaler(adamant_optimizer* optimizer, const adamant_loss_scaler* scaler);
 
 /* ---- Checkpoints in files ---------------------------------------------------------------------------------------- */
 
 /** Writes step count, loss scaler, groups and all params and moments to a safetensors file. A reader of the path always
- * finds the complete old or the complete new file. Accumulated gradients are not saved. invalid argument: during a
- * step. unavailable: the file cannot be written, with the system's reason. If the file is complete, but the file system
- * cannot sync its folder or set its permission bits, the status is OK and adamant_last_error() reports that; otherwise
- * it is empty. */
+ * finds the complete old or the complete new file. Accumulated gradients are not saved. invalid argument: an empty
+ * path, and during a step. unavailable: the file cannot be written, with the system's reason. device failed: a copy
+ * from the device failed. If the file is complete, but the file system cannot sync its folder or set its permission
+ * bits, the status is OK and adamant_last_error() reports that; otherwise it is empty. */
 ADAMANT_C_API adamant_status adamant_save_safetensors(const adamant_optimizer* optimizer, const char* path);
 /** Checks before hours of training that a save to the path will work: makes every system call of a save on a small file
- * next to the path, which does not change. Status and adamant_last_error() are those of a save. unavailable: a save
- * would fail. */
+ * next to the path, which does not change. Status and adamant_last_error() are those of a save. invalid argument: an
+ * empty path. unavailable: a save would fail. */
 ADAMANT_C_API adamant_status adamant_check_can_save(const char* path);
 /** Loads the state from the file of one process, or from the files of all ranks of one run, with any shard boundaries:
  * ranks may have parts of a parameter, or different parameters. Groups are matched by name and shards by their
- * parameters' names; param is rounded to weight_out. Everything is checked first. invalid argument: a missing part, or
- * another shape or type, and during a step. unavailable: a file cannot be read. corrupted: a file is damaged. A file
- * that another program truncates or writes during the call is corrupted, too; params and moments may then be partly
- * overwritten, and no step can be taken before a load succeeds. */
+ * parameters' names; param is rounded to weight_out. Everything is checked first. invalid argument: a missing part,
+ * another shape or type, a loss scale outside [2^-125, 2^125], and during a step. unavailable: a file cannot be read.
+ * corrupted: a file is damaged. A file that another program truncates or writes during the call is corrupted, too.
+ * After that, and after device failed during the load, params and moments may be partly overwritten, and no step can be
+ * taken before a load succeeds. */
 ADAMANT_C_API adamant_status adamant_load_safetensors(adamant_optimizer* optimizer, const char* const* paths,
                                                       size_t count);
 
 /* ---- Checkpoints in memory -------------------------------------------------------------------------------------- */
 
-/** Returns the bytes that adamant_save_memory() would write now. invalid argument: during a step. */
+/** Returns the bytes that adamant_save_memory() would write now. invalid argument: during a step. device failed: a copy
+ * from the device failed. */
 ADAMANT_C_API adamant_status adamant_save_bytes(const adamant_optimizer* optimizer, size_t* bytes);
 /** Writes the content of a file of adamant_save_safetensors() to the caller's memory of `bytes` bytes, which must not
  * overlap any array of the optimizer. Sets *written, which may be null, to the number of bytes written. invalid
- * argument: too little memory, with the size that is needed, and during a step. */
+ * argument: too little memory, with the size that is needed, and during a step. device failed: a copy from the device
+ * failed. */
 ADAMANT_C_API adamant_status adamant_save_memory(const adamant_optimizer* optimizer, void* destination, size_t bytes,
                                                  size_t* written);
 /** Loads the state like adamant_load_safetensors(), from `count` states in memory: states[i] has bytes[i] bytes, which
@@ -1102,8 +1134,8 @@ ADAMANT_C_API void adamant_tuned_free(adamant_tuned* tuned);
  * argument: an executor's struct of a version without these fields. */
 ADAMANT_C_API adamant_status adamant_tuned_apply(const adamant_tuned* tuned, adamant_core_options* cores,
                                                  adamant_executor_options* executor);
-/** Writes the result to a file, and replaces an existing file atomically. unavailable: the file cannot be written, with
- * the system's reason. */
+/** Writes the result to a file, and replaces an existing file atomically. Status and adamant_last_error() are those of
+ * adamant_save_safetensors(): invalid argument for an empty path, unavailable if the file cannot be written. */
 ADAMANT_C_API adamant_status adamant_tuned_save(const adamant_tuned* tuned, const char* path);
 
 /** Result of adamant_tune_cores(). */
@@ -1179,7 +1211,7 @@ typedef struct adamant_deepspeed_offload {
     uint64_t sub_group_size_elems; /**< number of params that stage 3 steps at a time; 0: each tensor alone */
     double ratio;                  /**< the CPU's share of the params, from 0 to 1 */
     double cpuadam_cores_perc;     /**< the optimizer's share of a rank's cores; 0: absent */
-    double pt_reserved_cores_perc; /**< DeepSpeed's share of cores for the host; NaN: absent */
+    double pt_reserved_cores_perc; /**< share of cores reserved for the host, from 0 to below 1; 0 if absent */
     uint32_t zero_stage;           /**< 0 to 3 */
     int32_t offload;               /**< whether the optimizer is offloaded: device is "cpu" */
     int32_t pin_memory;            /**< put the CPU's arrays in page-locked memory */
@@ -1212,9 +1244,10 @@ enum { ADAMANT_COLUMNS_SUM = 0, ADAMANT_COLUMNS_MAX = 1 };
 
 /** Reduces column scores of matrices whose rows are partitioned between processes: replaces each number by its sum or
  * maximum over all processes, like MPI_Allreduce(MPI_IN_PLACE, numbers, count, MPI_INT64_T, MPI_SUM or MPI_MAX, comm),
- * and returns 0. Any other value fails the step with ADAMANT_REDUCE_FAILED, and nothing has changed. Called twice in a
- * step that selects columns. Every process must have the same params in the same order; a rank without rows of a matrix
- * has a shard without elements. */
+ * and returns 0. Any other value fails the step with ADAMANT_REDUCE_FAILED, and numbers that are no sum or maximum of
+ * those passed fail it with ADAMANT_INVALID_ARGUMENT; nothing has changed. Called twice in a step that selects columns.
+ * Every process must have the same params in the same order; a rank without rows of a matrix has a shard without
+ * elements. It must not call this optimizer, nor wait for a thread that does. */
 typedef int32_t (*adamant_reduce_columns)(void* user, int64_t* numbers, size_t count, adamant_column_reduction how);
 
 /** Options of adamant_zenflow_create(). "Steps" are applied steps. */
@@ -1268,7 +1301,8 @@ ADAMANT_C_API adamant_status adamant_zenflow_add_param(adamant_zenflow* zenflow,
 /** Returns the bytes that adamant_zenflow_prepare() allocates for sums of gradients. */
 ADAMANT_C_API adamant_status adamant_zenflow_memory_bytes(const adamant_zenflow* zenflow, size_t* bytes);
 /** Allocates memory for sums of gradients. Without this call, the first step allocates it. invalid argument:
- * overlapping arrays. unavailable: too little memory. */
+ * overlapping arrays if one is written (gradients are, on a device), and during a step. unavailable: too little memory.
+ */
 ADAMANT_C_API adamant_status adamant_zenflow_prepare(adamant_zenflow* zenflow);
 
 /** Report of deferred updates, in addition to adamant_report. */
@@ -1284,14 +1318,14 @@ typedef struct adamant_zenflow_report {
     size_t deferred_stepped;  /**< elements whose deferred gradients are applied when the window ends */
     double waited_seconds;    /**< time of waiting for the deferred update of the previous window */
     double publish_seconds;   /**< time of publishing its weights */
-    /** With a device: mean time of the executor's threads in sums of the previous step. */
-    double sums_seconds;
-    double deferred_seconds; /**< mean busy time with the deferred update of the previous window, if a window ended */
+    double sums_seconds;      /**< mean busy time of the executor's threads in sums of the previous step */
+    double deferred_seconds;  /**< mean busy time of these threads in that update, if a window ended */
 } adamant_zenflow_report;
 /** Sets struct_bytes, and all other fields to zero. */
 ADAMANT_C_API adamant_status adamant_zenflow_report_init(adamant_zenflow_report* report, size_t struct_bytes);
 
-/** Sets the address of the param's gradient from the current or next step on, like adamant_set_gradient(). */
+/** Sets the address of the param's gradient from the current or next step on, like adamant_set_gradient(), but not
+ * while another function runs. invalid argument: as there, and with a device any array but the shard's grad. */
 ADAMANT_C_API adamant_status adamant_zenflow_set_gradient(adamant_zenflow* zenflow, size_t param, const void* grad);
 /** Takes a step with gradients at new addresses: grads[i] is param i's row-major gradient. Null: skips the param; its
  * sum is later divided by the number of steps that had its gradient. All processes must skip the same params. values
@@ -1320,7 +1354,8 @@ ADAMANT_C_API adamant_status adamant_zenflow_finish(adamant_zenflow* zenflow, ad
 /** Abandons the open step: nothing has changed. invalid argument: no step is open. device failed: the device failed. */
 ADAMANT_C_API adamant_status adamant_zenflow_abandon(adamant_zenflow* zenflow);
 /** Finishes background work and publishes its weights now, for example at the end of training. Changes the bits of
- * later steps, compared to a run without this call. */
+ * later steps, compared to a run without this call. invalid argument: during a step. device failed: the weights are not
+ * published yet; the next call publishes them first. */
 ADAMANT_C_API adamant_status adamant_zenflow_flush(adamant_zenflow* zenflow);
 /** Returns the loss scale for the next backward pass. */
 ADAMANT_C_API adamant_status adamant_zenflow_loss_scale(const adamant_zenflow* zenflow, double* scale);
@@ -1331,7 +1366,7 @@ ADAMANT_C_API adamant_status adamant_zenflow_loss_scale(const adamant_zenflow* z
  * used until adamant_zenflow_place() returns everything to the CPU. Call it for every param with elements before
  * adamant_zenflow_place(). weight_out has the type of `weights`; for a vector the type of its weight_out, or of its
  * param without weight_out. invalid argument: params are on a device already, an address that is missing or not
- * aligned, no such param. */
+ * aligned, no such param, and during a step. */
 ADAMANT_C_API adamant_status adamant_zenflow_set_device_arrays(adamant_zenflow* zenflow, size_t param, uint64_t grad,
                                                                uint64_t weight_out);
 /** Steps selected columns and vectors on a device from the next step on, to the same bits, or, if device is null,
@@ -1340,16 +1375,18 @@ ADAMANT_C_API adamant_status adamant_zenflow_set_device_arrays(adamant_zenflow* 
  * in pinned memory. The gradient is accumulated during forward and backward, so the optimizer uses grad until the
  * param's next adamant_zenflow_submit(). The results of deferred updates are copied to the device during the next
  * window, to a second array of all weights of matrices. `weights`, and the vectors' arrays in host memory, are written
- * when everything returns to the CPU and when the state is read. The device's handle may be freed. If params and moments
- * are inconsistent, a null device is only detached, and other devices are refused until a state is loaded.
+ * when everything returns to the CPU and when the state is read. The device's handle may be freed. If params and
+ * moments are inconsistent, a null device is only detached, and other devices are refused until a state is loaded.
  *
  * A step that ends with ADAMANT_DEVICE_FAILED has been rolled back by records on the device, and can be repeated;
- * weights of columns that were being selected may be new ones already. If only publishing failed, the
- * step has been applied, adamant_zenflow_get_position() counts it, and weights are published before any other work. If
- * the device does not recover within device_timeout_s, the error says that a state must be loaded.
+ * weights of columns that were being selected may be new ones already. If only publishing failed, the step has been
+ * applied, adamant_zenflow_get_position() counts it, and weights are published before any other work. If the device
+ * does not recover within device_timeout_s, the error says that a state must be loaded.
  *
- * invalid argument: a param without device arrays, a device that has another optimizer's params or shards, and during a
- * step. unavailable, device failed: the device has too little memory, or has failed; nothing has moved. */
+ * invalid argument: a param without device arrays, a device that has another optimizer's params or shards, another
+ * device while device arrays are set, tracked weights whose device array is their array in host memory, overlapping
+ * arrays, and during a step. unavailable, device failed: the device has too little memory, or has failed; nothing has
+ * moved. */
 ADAMANT_C_API adamant_status adamant_zenflow_place(adamant_zenflow* zenflow, const adamant_device* device);
 
 /* ---- State ------------------------------------------------------------------------------------------------------ */
@@ -1397,29 +1434,31 @@ typedef struct adamant_zenflow_param {
 /** Sets struct_bytes, and all other fields to zero. */
 ADAMANT_C_API adamant_status adamant_zenflow_param_init(adamant_zenflow_param* param, size_t struct_bytes);
 
-/** Finishes background work, which changes no bit, and returns the position of the run. */
+/** Finishes background work, which changes no bit, and returns the position of the run. invalid argument: during a
+ * step. device failed: a copy from the device failed. */
 ADAMANT_C_API adamant_status adamant_zenflow_get_position(adamant_zenflow* zenflow, adamant_zenflow_position* position);
 /** Finishes background work and returns the state of param number `number`. Its arrays are valid until the next call of
- * another function. invalid argument: there is no such param. */
+ * another function. invalid argument: there is no such param, and during a step. device failed: a copy from the device
+ * failed. */
 ADAMANT_C_API adamant_status adamant_zenflow_get_param(adamant_zenflow* zenflow, size_t number,
                                                        adamant_zenflow_param* param);
 /** Loads a state: params are those of all processes of the saved run, in any order and partitioned by rows in any way;
  * they are matched by name. Their arrays may be the optimizer's own, each for its own param and rows. Hyperparameters
- * do not change. Columns stay selected until the next selection. invalid argument: a missing part, another type, or
- * parts of one param that differ in counts, selected columns or `summed`; nothing has changed. */
+ * do not change. Columns stay selected until the next selection. invalid argument: a missing part, another type, parts
+ * of one param that differ in counts, selected columns or `summed`, a loss scale outside [2^-125, 2^125], and during a
+ * step; nothing has changed. device failed: the device failed; a state must be loaded before the next step. */
 ADAMANT_C_API adamant_status adamant_zenflow_load(adamant_zenflow* zenflow, const adamant_zenflow_position* position,
                                                   const adamant_zenflow_param* params, size_t count);
 
 /** Writes the state and the groups to a safetensors file, like adamant_save_safetensors(). The file has only the rows
- * of this optimizer. invalid argument: during a step, and text that is not UTF-8. unavailable: the file cannot be
- * written.
- */
+ * of this optimizer. invalid argument: an empty path, text that is not UTF-8, and during a step. unavailable: the file
+ * cannot be written. device failed: a copy from the device failed. */
 ADAMANT_C_API adamant_status adamant_zenflow_save_safetensors(adamant_zenflow* zenflow, const char* path);
 /** Loads the state from `count` files: those of all processes of the saved run, in any order and partitioned by rows in
  * any way. Hyperparameters are those of the files. All files are checked before anything changes. invalid argument: a
- * missing or duplicate part, another type, or a file of an optimizer without deferred gradients. corrupted: a file is
- * damaged. unavailable: a file cannot be read. If a file is truncated during the call, a state must be loaded before
- * the next step. */
+ * missing or duplicate part, another type, a file of an optimizer without deferred gradients, and during a step.
+ * corrupted: a file is damaged. unavailable: a file cannot be read. If a file is truncated or the device fails (device
+ * failed) during the call, a state must be loaded before the next step. */
 ADAMANT_C_API adamant_status adamant_zenflow_load_safetensors(adamant_zenflow* zenflow, const char* const* paths,
                                                               size_t count);
 

@@ -64,9 +64,13 @@ struct shard_to_add {
 /// the end of finish(). The caller's floating-point mode and traps do not affect a step and do not change;
 /// options.reduce is called without traps.
 ///
-/// Errors: if a call throws, the optimizer is unchanged unless the function says otherwise. In a forked child process
-/// every call that needs the team throws `unavailable`; if work was in flight at the fork, every non-const call does.
-/// In that case the destructor in the child process does not wait, and leaks what threads were working on.
+/// Errors: if a call throws, the optimizer is unchanged unless the function says otherwise. After a device has failed,
+/// calls that use the state (steps, accumulate(), clear_accumulators(), place(), state(), update_host_arrays(), load())
+/// first complete what is left of the failed step, and throw device_error if that fails. While params and moments are
+/// inconsistent, all of them but clear_accumulators() and load() throw device_error, or without a device
+/// invalid_argument. In a forked child process every call that needs the team throws `unavailable`; if work was in
+/// flight at the fork, every non-const call does. In that case the destructor in the child process does not wait, and
+/// leaks what threads were working on.
 ///
 /// Movable. A moved-from optimizer may only be destroyed or assigned to.
 class optimizer {
@@ -93,22 +97,25 @@ public:
     /// @throws invalid_argument for an unknown number, while shards belong to the group, during a step, and while a
     /// device has shards (see place())
     void remove_group(group_id group);
-    /// All groups, by number.
+    /// All groups, by number. The reference is valid as long as the optimizer.
     [[nodiscard]] std::vector<parameter_group> const& groups() const noexcept;
-    /// The group with this number.
+    /// The group with this number. Valid until add_group(), remove_group() or load().
     /// @throws invalid_argument for an unknown number
     [[nodiscard]] parameter_group const& group(group_id which) const;
     /// The group with this name; absent if there is none.
     std::optional<group_id> find_group(std::string_view name) const;
     /// Sets hyperparameters from the next step on.
-    /// @throws invalid_argument as add_group() does, and during a step
+    /// @throws invalid_argument as validate() does, for an unknown number, and during a step
     void set_hyperparameters(group_id group, hyperparameters const& hyper);
 
-    /// Adds a shard and returns its number. Makes the last step final. prepare() or the next step throws
-    /// if arrays of different shards overlap in memory.
-    /// @throws invalid_argument for an unknown group, a position outside the parameter, elements that another shard of
-    /// the parameter has, a name that is empty or not UTF-8, an accumulator whose size is not the shard's or whose type
-    /// is neither float32 nor bfloat16, arrays of the shard that overlap, and during a step
+    /// Adds a shard and returns its number. Makes the last step final. prepare() or the next step throws if arrays of
+    /// different shards overlap in memory and one of them is written. A step only reads gradients, so they may share
+    /// memory, except those of shards with set_device_arrays().
+    /// @throws invalid_argument for an unknown group, a position outside the parameter or inside a group of 64 elements
+    /// with 8-bit moments, a name that is empty or not UTF-8, a null accumulator, one whose size is not the shard's or
+    /// whose type is neither float32 nor bfloat16, arrays of the shard that overlap, and during a step; and if the
+    /// parameter has other shards: for no position, for another group, shape or types, and for elements that one of
+    /// them has
     shard_id add_shard(shard_to_add added);
     /// Removes a shard. Afterwards its arrays hold its final state, and you may free them. Higher numbers move down by
     /// one; accumulated gradients of other shards stay. Makes the last step final.
@@ -117,17 +124,18 @@ public:
     void remove_shard(shard_id shard);
     /// Number of shards.
     [[nodiscard]] std::size_t shards() const noexcept;
-    /// Name of a shard.
+    /// Name of a shard. Valid until add_shard() or remove_shard().
     /// @throws invalid_argument for an unknown number
     [[nodiscard]] std::string const& name(shard_id shard) const;
     /// The shard of parameter `name` that begins at element `begin`; absent if there is none.
     std::optional<shard_id> find_shard(std::string_view name, std::size_t begin = 0) const;
     /// Uses another gradient buffer of the same size and type from now on. Call it between steps, or in an open step
-    /// before the submit() of the shard; from any thread except the team's. Allocates nothing after prepare(). If
-    /// the shard has got another buffer since the last step, set that step's buffer before you call rollback().
-    /// @throws invalid_argument for a null pointer (unless the shard has no elements), for memory that a step writes,
-    /// for a submitted or skipped shard, for a shard whose gradient is on a device, and, if a device that shares the
-    /// host's memory updates a part of the shard, for an address that is not a multiple of 16
+    /// before the submit() of the shard; from any thread except the team's. Allocates nothing after prepare(). If the
+    /// shard has got another buffer since the last step, set that step's buffer before you call rollback().
+    /// @throws invalid_argument for an unknown number, for a null pointer (unless the shard has no elements), for
+    /// memory that a step writes, for a submitted or skipped shard, for a shard whose gradient is on a device, and, if
+    /// a device that shares the host's memory updates a part of the shard, for an address that is not a multiple of 16;
+    /// and during step_async()
     void set_gradient(shard_id shard, void const* grad);
 
     /// Bytes that prepare(with_journal) allocates, accurate to a few KiB. The journal holds the records from which a
@@ -136,7 +144,8 @@ public:
     /// Allocates what steps need. If you do not call it, the first step allocates. Later steps allocate nothing, except
     /// when step_values::shard_steps is first used, and except small objects in steps with a device. with_journal: also
     /// allocates the journal, which begin_step() needs.
-    /// @throws invalid_argument for arrays that overlap; what the constructors of buffer (memory.hpp) and team throw
+    /// @throws invalid_argument for arrays that overlap if one is written (see add_shard()), and during a step; what
+    /// the constructors of buffer (memory.hpp) and team throw
     void prepare(bool with_journal = true);
 
     /// How many blocks of norm_block_elems elements the CPU threads have processed; a block counts once for each pass
@@ -147,17 +156,17 @@ public:
     [[nodiscard]] std::uint64_t steps() const noexcept;
     /// Restores an engine's own step count: the next step has number steps + 1. State, scaler and accumulators stay.
     /// Makes the last step final.
-    /// @throws invalid_argument during a step
+    /// @throws invalid_argument during a step, and for 2^64 - 1
     void set_steps(std::uint64_t steps);
     /// Loss scale to use for the next backward pass.
     [[nodiscard]] double loss_scale() const noexcept;
     /// State of dynamic loss scaling; absent without it.
     [[nodiscard]] std::optional<loss_scaler_state> loss_scaler() const noexcept;
     /// Sets the state of dynamic loss scaling from the next step on. Makes the last step final.
-    /// @throws invalid_argument for a scale whose inverse does not fit into a float, for an optimizer without dynamic
-    /// loss scaling, and during a step
+    /// @throws invalid_argument for a scale outside [2^-125, 2^125], for an optimizer without dynamic loss scaling, and
+    /// during a step
     void set_loss_scaler(loss_scaler_state const& state);
-    /// The executor.
+    /// The executor. Valid as long as the optimizer.
     [[nodiscard]] executor const& cpu() const noexcept;
 
     // ---- A device beside the CPU
@@ -173,15 +182,20 @@ public:
     /// the old ones: a piece whose boundaries change is allocated anew.
     ///
     /// If the device fails or does not answer in time, both backends roll the step back: state and accumulated
-    /// gradients are as before. To make this possible, both backends record every step (see journal_budget_bytes and
-    /// device_records). A device that does not answer rolls back later, before it is used again; keep the gradients of
-    /// that step until then. A device may have no pieces, only arrays of set_device_arrays(). If such a
-    /// device fails, place(nullptr, ...) does not wait for its answer.
+    /// gradients are as before. There is one exception: if only the upload of weights failed after the device completed
+    /// its part, the step is complete. steps() counts it, the error says so, and the next call uploads the missing
+    /// weights first. Compare steps() before you repeat a step.
     ///
-    /// @throws invalid_argument for a placement that does not match shard_sizes(), for keep_last_step without
-    /// device_records, and if the device has shards of another optimizer; device_error and unavailable if the device
-    /// fails or lacks memory. In these cases nothing has moved. After the move, place() allocates what steps need. If
-    /// that fails, it throws as prepare() does, and the move is not undone.
+    /// To make the rollback possible, both backends record every step (see journal_budget_bytes and device_records). A
+    /// device that does not answer rolls back later, before it is used again; keep the gradients of that step until
+    /// then. A device may have no pieces, only arrays of set_device_arrays(). If such a device fails, place(nullptr,
+    /// ...) does not wait for its answer.
+    ///
+    /// @throws invalid_argument for a placement that does not match shard_sizes() or has elements on a null device, for
+    /// keep_last_step without device_records, if the device has shards of another optimizer, for another device after
+    /// set_device_arrays(), for overlapping arrays, and during a step; device_error and unavailable if the device fails
+    /// or lacks memory. In these cases nothing has moved. After the move, place() allocates what steps need. If that
+    /// fails, it throws as prepare() does, and the move is not undone.
     void place(std::shared_ptr<device> target, placement const& where);
     /// Sizes of the shards in elements, by number, for split().
     [[nodiscard]] std::vector<std::size_t> shard_sizes() const;
@@ -191,45 +205,48 @@ public:
     /// Sets the device arrays for the shard's gradient and weights. They are in the memory of the device that you pass
     /// to the next place(). The caller owns them. The arrays are used until place(nullptr, ...). Without this call,
     /// gradient and weights are in host memory. See device_arrays.
-    /// @throws invalid_argument after place(), during a step, for a missing array, and for an address that is not a
-    /// multiple of 16
+    /// @throws invalid_argument for an unknown number, after place(), during a step, for a missing array or a
+    /// weight_out that the shard lacks, and for an address that is not a multiple of 16
     void set_device_arrays(shard_id shard, device_arrays const& arrays);
 
     // ---- Steps
 
     /// Runs a whole step. Call it when all gradients are ready. It takes one pass over memory, or two if the norm or
     /// finiteness must be known first.
-    /// @throws invalid_argument for invalid values, before anything is written; what options.reduce throws; and
-    /// device_error
+    /// @throws invalid_argument for invalid values and during another step; what prepare() and options.reduce throw,
+    /// with nothing changed; and device_error (see place())
     optimizer_report step(step_values const& values = {});
 
     /// Calls set_gradient() with gradients[i] for each shard i, and runs a step. A null pointer skips the shard. Throws
-    /// as set_gradient() and step() do, and invalid_argument if there is not exactly one gradient for each shard.
-    /// The state is then unchanged, but some gradient buffers may already be replaced.
+    /// as set_gradient() and step() do, and invalid_argument if there is not exactly one gradient for each shard. Some
+    /// gradient buffers may then be replaced already.
     optimizer_report step_gradients(std::span<void const* const> gradients, step_values const& values = {});
 
     /// Opens a step. The first call allocates, unless prepare() was called.
-    /// @throws invalid_argument for invalid values and if a step is open; what prepare() throws. Then it has
-    /// opened no step
+    /// @throws invalid_argument for invalid values and during a step; what prepare() throws. Then it has opened no step
     void begin_step(step_values const& values = {});
-    /// Marks the gradient of the shard as ready. Workers start on it immediately, and the call does not wait for them.
-    /// With few elements, the call does the work itself.
-    /// @throws invalid_argument if no step is open, or for a submitted or skipped shard; then nothing has changed. With
-    /// a device any other error fails the step: finish() then rolls it back and throws device_error
+    /// Submits the shard, whose gradient is ready. Workers start on it immediately, and the call does not wait for
+    /// them. With few elements, the call does the work itself.
+    /// @throws invalid_argument if no step is open, for an unknown number, or for a submitted or skipped shard; then
+    /// nothing has changed. With a device any other error fails the step: finish() then rolls it back and throws
+    /// device_error
     void submit(shard_id shard);
     /// Calls set_gradient() and submit(), and throws as they do.
     void submit(shard_id shard, void const* grad);
-    /// Says that the shard has no gradient in this step. Its accumulated gradients are discarded.
-    /// @throws invalid_argument if no step is open, or for a submitted or skipped shard
+    /// Skips the shard in this step, because it has no gradient. Its accumulated gradients are discarded.
+    /// @throws invalid_argument if no step is open, for an unknown number, or for a submitted or skipped shard
     void skip(shard_id shard);
     /// Waits for submitted shards and completes the step: commits it, repeats it with the clip coefficient after a
     /// rollback, or skips it.
-    /// @throws invalid_argument for a shard that is neither submitted nor skipped, and what options.reduce throws; the
-    /// step then stays open: call finish() again, or abandon()
+    /// @throws invalid_argument if no step is open, for a shard that is neither submitted nor skipped, and for invalid
+    /// words of options.reduce; and what that throws. An open step then stays open: call finish() again, or abandon().
+    /// device_error if the device failed; the step is over (see place())
     optimizer_report finish();
     /// Rolls back the open step exactly; accumulated gradients stay. This needs records. If a step has neither max_norm
-    /// nor reduce, and nonfinite_policy is not skip, it writes them only with keep_last_step or a device.
-    /// @throws unavailable if there are no records or the journal budget was too small; the step then stays open
+    /// nor reduce, and nonfinite_policy is not skip, it writes them only with keep_last_step or a device. A device that
+    /// does not answer rolls back later, before it is used again.
+    /// @throws invalid_argument if no step is open; unavailable if submitted shards have no records, because such a
+    /// step does not write them or the journal budget was too small (never with a device): the step then stays open
     void abandon();
 
     /// Rolls back the last step, which must have been applied with keep_last_step. The step must not be final. It
@@ -241,20 +258,22 @@ public:
     /// from param. Accumulators hold the same micro-steps as before the step: submit the last gradient again to repeat
     /// the step, or call clear_accumulators() to start over. Accumulators must be unchanged, too.
     ///
-    /// @throws invalid_argument if there is no such step or gradients have changed, with nothing touched; unavailable
-    /// if the journal budget was too small; device_error if the device fails: the next call that needs the state
-    /// completes the rollback, or throws again
+    /// @throws invalid_argument if there is no such step, if gradients have changed, and during a step; unavailable if
+    /// the journal budget was too small; device_error if the device fails: if steps() has decreased, the next call that
+    /// uses the state completes the rollback; otherwise nothing has changed
     void rollback();
 
     /// Adds the gradient of the shard to its accumulator. Call it for every micro-step except the last: the step adds
     /// the last gradient. Returns when it is done, so the gradient's memory may be reused. The first micro-step after a
-    /// step overwrites the accumulator. To average, multiply step_values::loss_scale by the number of micro-steps.
-    /// With dynamic loss scaling, divide the loss instead: a loss_scale in the values would replace the dynamic one.
-    /// Makes the last step final.
-    /// @throws invalid_argument for a shard without an accumulator, for one that was submitted or skipped, and during
-    /// step_async(); device_error if a device fails: the gradients accumulated for the shard are then lost
+    /// step overwrites the accumulator. To average, multiply step_values::loss_scale by the number of micro-steps. With
+    /// dynamic loss scaling, divide the loss instead: a loss_scale in the values would replace the dynamic one. Makes
+    /// the last step final.
+    /// @throws invalid_argument for an unknown number, for a shard without an accumulator, for one that was submitted
+    /// or skipped, and during step_async(); what prepare() throws; device_error if a device fails: the error says
+    /// whether the gradients accumulated for the shard are lost, and an open step fails
     void accumulate(shard_id shard);
     /// Discards accumulated gradients. Makes the last step final.
+    /// @throws invalid_argument during a step
     void clear_accumulators();
 
     /// A step that the team's threads run. Stays valid when the optimizer is moved.
@@ -269,8 +288,8 @@ public:
         /// Waits for the given time. Returns whether the step is over.
         bool wait_for(std::chrono::nanoseconds time) const;
         /// Waits for the step.
-        /// @throws what options.reduce threw: the step has then changed nothing; device_error if
-        /// the device failed; invalid_argument in a second call
+        /// @throws what options.reduce threw, and invalid_argument for its invalid words: the step has then changed
+        /// nothing; device_error if the device failed (see place()); invalid_argument in a second call
         optimizer_report wait() const;
 
     private:
@@ -283,7 +302,8 @@ public:
     };
     /// Starts step() and returns immediately. Until wait() has returned, use only the ticket and cpu_blocks_done(). Do
     /// not use the ticket after the optimizer's end.
-    /// @throws invalid_argument for invalid values, before anything is written; what prepare() throws
+    /// @throws invalid_argument for invalid values and during a step; what prepare() throws. Then it has started no
+    /// step
     [[nodiscard]] ticket step_async(step_values const& values = {});
 
     // ---- State
@@ -291,20 +311,20 @@ public:
     /// Returns the state after the last step, as views of the shards' arrays. The views are valid as long as the arrays
     /// exist. A device's part is copied into the arrays first. Accumulated gradients are not included: to resume with
     /// the same bits, take the state between a step and the next micro-step.
-    /// @throws invalid_argument during a step; device_error
+    /// @throws invalid_argument during a step; device_error if a copy from the device fails
     [[nodiscard]] state_dict state();
     /// Copies params and moments of the device into the shards' own arrays (see place()). Does nothing without a
     /// device. Throws as state() does.
     void update_host_arrays();
     /// Loads a state: step count, loss scale, hyperparameters (matched by group name) and arrays (matched by parameter
-    /// name), for any shard boundaries; computes weight_out from param. Groups and parameters that only the
-    /// state has are ignored, as is its metadata. Accumulated gradients are discarded. Makes the last step final. The
-    /// state's arrays may be this optimizer's own if every element is loaded into the address where it already is;
-    /// otherwise pass a copy.
+    /// name), for any shard boundaries; computes weight_out from param. Groups and parameters that only the state has
+    /// are ignored, as is its metadata. Accumulated gradients are discarded. Makes the last step final. The state's
+    /// arrays may be this optimizer's own if every element is loaded into the address where it already is; otherwise
+    /// pass a copy.
     ///
-    /// @throws invalid_argument if something is missing or does not fit, with nothing changed; device_error, corrupted
-    /// or unavailable if the device or the file fails later: params and moments are then inconsistent, and every step
-    /// throws until load() succeeds
+    /// @throws invalid_argument if something is missing or does not fit, and during a step, with nothing changed;
+    /// device_error, corrupted or unavailable if the device or the file fails later: params and moments are then
+    /// inconsistent, and every step throws until load() succeeds
     void load(state_dict const& state);
 
 private:

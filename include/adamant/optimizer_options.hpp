@@ -22,7 +22,7 @@ ADAMANT_BEGIN_NAMESPACE
 
 /// Options of dynamic loss scaling (Micikevicius et al., arXiv 1710.03740, section 3.2): the scale grows after
 /// growth_interval steps without overflow and shrinks after an overflow. With growth_factor 2 and backoff_factor 0.5
-/// every scale is a power of two, so scaling is exact.
+/// every scale is a power of two, so scaling is exact. Scales are in [2^-125, 2^125].
 struct loss_scaling_options {
     double initial_scale = 65536;         ///< first scale
     double growth_factor = 2;             ///< at least 1
@@ -74,7 +74,9 @@ enum class nonfinite_policy : std::uint8_t {
 /// Values of one step. An absent value is that of the options. Setting max_norm or max_abs_grad replaces both limits
 /// of the options. Setting loss_scale replaces the dynamic loss scale, which this step then does not adjust.
 struct step_values {
-    std::optional<double> loss_scale = {};   ///< what the loss was multiplied with; absent: the scaler's, or 1
+    /// Factor that the loss was multiplied by; its inverse must be above 2^-126 and at most 3.4e38. Absent: the
+    /// scaler's, or 1.
+    std::optional<double> loss_scale = {};
     std::optional<double> max_norm = {};     ///< of all gradients together, after unscaling; 0: no limit
     std::optional<double> max_abs_grad = {}; ///< of each element, after unscaling; 0: no limit. Not with max_norm
     std::span<double const> lr = {};         ///< one for each group; empty: the groups' own
@@ -111,12 +113,12 @@ struct device_report {
     std::size_t down_bytes = 0; ///< bytes copied from the device
 };
 
-/// What a step did.
+/// Report of a step.
 struct optimizer_report {
     std::uint64_t step = 0;                       ///< the number of this step, whether it was applied or skipped
     step_outcome outcome = step_outcome::applied; ///< applied or skipped
-    bool speculated = false;                      ///< something was stepped before the norm was known
-    bool rolled_back = false;                     ///< and was rolled back, because it had to be clipped or skipped
+    bool speculated = false;                      ///< whether shards were updated before the norm was known
+    bool rolled_back = false;                     ///< whether these updates were rolled back to clip or skip the step
     double loss_scale = 1;                        ///< the loss scale of this step
     /// Whether the step computed the norm of its gradients and counted the non-finite ones. False if nothing needs
     /// them, that is with neither max_norm nor a dynamic loss scale nor reduce, and with nonfinite_policy::apply. Then

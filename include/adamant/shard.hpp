@@ -207,7 +207,8 @@ public:
     /// Number of elements.
     [[nodiscard]] std::size_t size() const noexcept { return size_; }
     /// Returns the same shard with its position in a parameter, which stochastic rounding uses. Default: the start of
-    /// parameter number 0. An optimizer ignores this position and uses the name and position that add_shard() got.
+    /// parameter number 0. With 8-bit moments, position.begin must be a multiple of 64; this is not checked. An
+    /// optimizer ignores this position and uses the name and position that add_shard() got.
     [[nodiscard]] any_shard at(param_position const& position) const noexcept
     {
         any_shard placed = *this;

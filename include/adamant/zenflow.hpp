@@ -63,7 +63,8 @@ struct zenflow_options {
     /// For matrices whose rows are sharded over ranks: replaces each number by its sum or maximum over all ranks, as
     /// MPI_Allreduce(MPI_IN_PLACE, numbers.data(), numbers.size(), MPI_INT64_T, MPI_SUM or MPI_MAX, comm) does. Called
     /// twice in a step that selects. Every rank has the same params in the same order; a rank without rows of a matrix
-    /// has a shard without elements for it. May throw; then the step has changed nothing.
+    /// has a shard without elements for it. May throw; numbers that are no sum or maximum of those passed throw
+    /// invalid_argument. Then the step has changed nothing. It must not call this optimizer.
     std::function<void(std::span<std::int64_t> numbers, column_reduction how)> reduce_columns = {};
 };
 
@@ -97,7 +98,7 @@ struct zenflow_position {
 [[nodiscard]] bool ends_window(zenflow_options const& options, zenflow_position const& position,
                                double deferred_squares) noexcept;
 
-/// What a ZenFlow step did. `elements` counts those updated in this step.
+/// Report of a ZenFlow step. `elements` counts those updated in this step.
 struct zenflow_report : optimizer_report {
     bool warm_up = false;          ///< whether it was a plain step of all elements
     bool selected = false;         ///< whether columns were selected anew
@@ -112,7 +113,7 @@ struct zenflow_report : optimizer_report {
     double publish_s = 0; ///< time to publish the weights of that update
     /// Mean busy time of the executor's threads in accumulating the previous step's gradients.
     double sums_s = 0;
-    double deferred_s = 0; ///< busy time in deferred updates
+    double deferred_s = 0; ///< mean busy time of these threads in that update
 };
 
 /// State of one param, or of a rank's rows of it. The arrays are views of the optimizer's params or of a saved state.
@@ -208,11 +209,13 @@ struct zenflow_param {
 /// weight_out of deferred columns, never the arrays `weights`. The caller's floating-point mode and traps have no
 /// effect and do not change.
 ///
-/// Errors: if a call throws, the optimizer is unchanged unless the function says otherwise. After step() throws, no
-/// copy between the caller's arrays and a device is in progress any more, unless the device does not answer. In a
-/// forked child process, step calls, flush(), place() and load() throw unavailable; if work was in flight at the fork,
-/// every non-const call throws it. In that case the destructor in the child process does not wait, and leaks what
-/// threads were working on.
+/// Errors: if a call throws, the optimizer is unchanged unless the function says otherwise. If a device could not
+/// publish weights, calls that use the state (steps, flush(), place(), state()) publish them first, and throw
+/// device_error if that fails. While params and moments are inconsistent, these calls, except place(nullptr), throw
+/// device_error, or without a device invalid_argument. After step() throws, no copy between the caller's arrays and a
+/// device is in progress any more, unless the device does not answer. In a forked child process, step calls, flush(),
+/// place() and load() throw unavailable; if work was in flight at the fork, every non-const call throws it. In that
+/// case the destructor in the child process does not wait, and leaks what threads were working on.
 class zenflow_optimizer {
 public:
     /// Uses the threads of the executor.
@@ -229,63 +232,73 @@ public:
     group_id add_group(parameter_group group);
     /// See optimizer::add_group().
     group_id add_group(std::string name, hyperparameters const& hyper, bool maximize = false);
-    /// All groups, by number.
+    /// All groups, by number. The reference is valid as long as the optimizer.
     [[nodiscard]] std::vector<parameter_group> const& groups() const noexcept;
     /// See optimizer::set_hyperparameters().
     void set_hyperparameters(group_id group, hyperparameters const& hyper);
 
     /// Adds a param and returns its number. Before the first step, weights must equal the rounded masters.
-    /// @throws invalid_argument as optimizer::add_shard() does; for a matrix without `weights`; for a matrix whose
-    /// shard does not hold whole rows; for a matrix with 8-bit moments whose number of rows is not a multiple of 64;
-    /// and after a step
+    /// @throws invalid_argument as optimizer::add_shard() does; for a matrix without `weights` and a vector with
+    /// `weights`; for a matrix whose shard does not hold whole rows; for a matrix with 8-bit moments whose number of
+    /// rows is not a multiple of 64; after a step, and after place()
     shard_id add_param(zenflow_param added);
     /// Number of params.
     [[nodiscard]] std::size_t params() const noexcept;
-    /// Name of a param.
+    /// Name of a param. Valid until add_param().
     /// @throws invalid_argument for an unknown number
     [[nodiscard]] std::string const& name(shard_id param) const;
-    /// Uses another gradient buffer; see optimizer::set_gradient(). With a device only the shard's own array is
-    /// possible.
+    /// Uses another gradient buffer of the same size and type from now on. Call it between steps, or in an open step
+    /// before the submit() of the param.
+    /// @throws invalid_argument as optimizer::set_gradient() does, and with a device for any array but the shard's own
     void set_gradient(shard_id param, void const* grad);
 
     /// Bytes of the deferred sums that prepare() allocates: a float for each element of a matrix, two with overlap. Not
     /// included are some bytes for each column and, once columns are selected, the memory for their gradients.
     [[nodiscard]] std::size_t memory_bytes() const noexcept;
     /// Allocates what steps need. If you do not call it, the first step allocates.
-    /// @throws invalid_argument for arrays that overlap, and the errors of the class `buffer`
+    /// @throws invalid_argument for arrays that overlap if one is written, and during a step; and the errors of the
+    /// classes `buffer` and `team`
     void prepare();
 
     /// Runs a whole step. Call it when all gradients are ready.
-    /// @throws invalid_argument for invalid values, what options.reduce and reduce_columns throw, and device_error
+    /// @throws invalid_argument for invalid values and during another step; what prepare(), options.reduce and
+    /// reduce_columns throw, and unavailable if the device lacks memory for a selection, with nothing changed;
+    /// device_error (see place())
     zenflow_report step(step_values const& values = {});
     /// Runs a step with gradients[i], row-major, as the gradient of param i. Null: the param takes no part in this
     /// step. Its sum is later divided by the number of steps in which it took part. All ranks pass null for the same
-    /// params. If it throws, some gradient buffers may already be replaced.
+    /// params. Throws as set_gradient() and step() do, and invalid_argument if there is not exactly one gradient for
+    /// each param. Some gradient buffers may then be replaced already.
     zenflow_report step_gradients(std::span<void const* const> gradients, step_values const& values = {});
 
-    /// Opens a step; see optimizer::begin_step(). Without a device, submit() only notes that the gradient is ready.
-    /// finish() may throw what options.reduce or reduce_columns throws, or unavailable if the device lacks memory for a
-    /// selection. The step then stays open, and abandon() discards it without changing anything.
-    /// @throws invalid_argument in the calls below if no step is open, in submit() and skip() for a param that was
-    /// already submitted or skipped, and in finish() for a param that was neither
+    /// Opens a step whose gradients arrive one by one: submit or skip each param, then call finish() or abandon().
+    /// @throws invalid_argument for invalid values and during a step; what prepare() throws. Then it has opened no step
     void begin_step(step_values const& values = {});
-    /// See optimizer::submit().
+    /// Submits the param, whose gradient is ready. Without a device, only notes that. With a device, starts the work
+    /// that place() describes.
+    /// @throws invalid_argument if no step is open, for an unknown number, and for a submitted or skipped param
     void submit(shard_id param);
-    /// See optimizer::skip().
+    /// Skips the param in this step, because it has no gradient. Its deferred sum stays. All ranks skip the same
+    /// params. Throws as submit() does.
     void skip(shard_id param);
-    /// See optimizer::finish().
+    /// Completes the step, or skips it.
+    /// @throws invalid_argument if no step is open, for a param that is neither submitted nor skipped, and for invalid
+    /// results of options.reduce and reduce_columns; what these throw; unavailable if the device lacks memory for a
+    /// selection. An open step then stays open. device_error if the device failed; the step is over (see place())
     zenflow_report finish();
-    /// See optimizer::abandon().
+    /// Abandons the open step: state, sums and schedule do not change. The step is over even if it throws.
+    /// @throws invalid_argument if no step is open; device_error if the device has failed
     void abandon();
 
     // ---- A device beside the CPU
 
     /// Sets row-major arrays in the device's memory: `grad`, where the param's gradient is made, and `weight_out`,
     /// where its weights are needed. Params of any type need both, vectors too. Call it for every param before place().
-    /// If changed weights are tracked and the device shares host memory, `weight_out` must not be the param's own
-    /// array of weights in host memory, because tracking compares new weights with that array. If it is, place()
-    /// throws. Arrays begin at multiples of 16 bytes.
-    /// @throws invalid_argument after place(), for a missing array, and for an address that is not a multiple of 16
+    /// If changed weights are tracked and the device shares host memory, `weight_out` must not be the param's own array
+    /// of weights in host memory, because tracking compares new weights with that array. If it is, place() throws.
+    /// Arrays begin at multiples of 16 bytes.
+    /// @throws invalid_argument for an unknown number, after place(), during a step, for a missing array, and for an
+    /// address that is not a multiple of 16
     void set_device_arrays(shard_id param, device_arrays const& arrays);
     /// From the next step on, the device updates selected columns and vectors. Until the next selection, it holds the
     /// only current copy of their masters and moments. A null device moves them back. The bits are the same. The device
@@ -304,8 +317,9 @@ public:
     /// call publishes them first. If the device does not recover, the error says that you must call load().
     ///
     /// @throws invalid_argument if a param has no device arrays, if changes are tracked and a param's device weights
-    /// are its weights in host memory, or if the device has params of another optimizer; unavailable and device_error
-    /// if the device lacks memory or fails. Then nothing has moved.
+    /// are its weights in host memory, if the device has params of another optimizer, for another device than the
+    /// present one, for overlapping arrays, and during a step; unavailable and device_error if the device lacks memory
+    /// or fails. Then nothing has moved.
     void place(std::shared_ptr<device> target);
 
     // ---- State
@@ -317,7 +331,7 @@ public:
     void flush();
 
     [[nodiscard]] std::uint64_t steps() const noexcept; ///< number of applied steps
-    /// Position in the schedule.
+    /// Position in the schedule. Valid as long as the optimizer; steps and load() change it.
     [[nodiscard]] zenflow_position const& position() const noexcept;
     /// Loss scale to use for the next backward pass.
     [[nodiscard]] double loss_scale() const noexcept;
@@ -327,17 +341,19 @@ public:
     /// Update counts: one for each column, or one for a vector. Valid as long as selected().
     /// @throws invalid_argument for an unknown number
     [[nodiscard]] std::vector<std::uint64_t> const& updates(shard_id param) const;
-    /// The executor.
+    /// The executor. Valid as long as the optimizer.
     [[nodiscard]] executor const& cpu() const noexcept;
 
-    /// Returns the state, also in the middle of a window, as views of the arrays, which the next call may change.
-    /// Finishes background work, which changes no bit. Throws as flush() does.
+    /// Returns the state, also in the middle of a window, as views of the arrays, which the next call may change;
+    /// `sums` is memory of the optimizer. Finishes background work, which changes no bit. Throws as flush() does.
     [[nodiscard]] zenflow_state state();
     /// Loads the state of an optimizer with the same params, types and group names. The options of the two optimizers
     /// may differ, but dynamic loss scaling must be set in both or in neither. The selection stays until the next one
-    /// is due.
-    /// @throws invalid_argument if something is missing or has other types, with nothing changed; and what reading a
-    /// file throws: steps are then refused until a load() succeeds
+    /// is due. The state's arrays may be this optimizer's own if every element is loaded into the address where it
+    /// already is.
+    /// @throws invalid_argument if something is missing or has other types, and during a step, and what prepare()
+    /// throws, with nothing changed; device_error if the device fails, and what reading a file throws: steps are then
+    /// refused until a load() succeeds
     void load(zenflow_state const& state);
     /// Loads the states that all ranks saved after one step, in any order and with any row boundaries.
     /// @throws as above, and invalid_argument if the states differ in what all ranks share
