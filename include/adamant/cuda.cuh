@@ -43,7 +43,8 @@ public:
     [[nodiscard]] std::string name() const override { return streams_.name(); }
     [[nodiscard]] device_memory memory() const override { return detail::cuda::memory_of(streams_); }
     [[nodiscard]] int ordinal() const noexcept { return streams_.ordinal(); }
-    /// True for an integrated GPU that can access all memory of the host: MI300A, with HSA_XNACK=1.
+    /// True if the runtime says that the GPU is integrated and can access pageable memory of the host (`integrated` and
+    /// `pageableMemoryAccess`): MI300A, with HSA_XNACK=1.
     [[nodiscard]] bool shares_host_memory() const noexcept override { return shares_host_memory_; }
 
     [[nodiscard]] device_ptr allocate(std::size_t bytes) override { return detail::cuda::allocate(streams_, bytes); }
@@ -69,8 +70,9 @@ public:
     [[nodiscard]] device_event record_event(device_stream stream) override { return streams_.record_event(stream); }
     void wait_event(device_stream stream, device_event event) override { streams_.wait_event(stream, event); }
     /// Makes work that is enqueued in `stream` from now on wait for the caller's cudaEvent_t (HIP: hipEvent_t), on any
-    /// stream of this device.
-    /// Call it for the streams work and down before submit() of a shard whose gradient the device still computes.
+    /// stream of this device. Record the event first: nothing waits for an event that was never recorded. After the
+    /// call it may be recorded again or destroyed. Call this for the streams work and down before the function that
+    /// submits, accumulates or steps with a gradient that the device still computes.
     void wait_event(device_stream stream, detail::cuda::event_handle event) { streams_.wait_event(stream, event); }
     [[nodiscard]] bool wait_until(device_event event, clock::time_point deadline) override
     {

@@ -23,8 +23,8 @@ ADAMANT_BEGIN_NAMESPACE
 /// What updates a piece: the CPU, or a device.
 enum class backend_kind : std::uint8_t { cpu, device };
 
-/// Elements [begin, begin + elems) of one shard. begin is a multiple of norm_block_elems, so that cuts do not change
-/// the sums of blocks in the norm.
+/// Elements [begin, begin + elems) of one shard. begin is a multiple of norm_block_elems, so that boundaries
+/// of pieces do not change the sums of blocks in the norm.
 struct shard_piece {
     std::size_t shard;    ///< index of the shard
     std::size_t begin;    ///< first element of the piece in the shard
@@ -56,7 +56,7 @@ struct placement {
     friend bool operator==(placement const&, placement const&) = default;
 };
 
-/// Throws invalid_argument unless the pieces cover each element of shards of these sizes once, in order, with cuts at
+/// Throws invalid_argument unless the pieces cover each element of shards of these sizes once, in order, divided at
 /// multiples of norm_block_elems, and the placement counts them correctly.
 void validate(placement const& candidate, std::vector<std::size_t> const& sizes);
 
@@ -142,12 +142,15 @@ struct device_arrays {
     device_ptr weight_out; ///< null for a shard without weight_out
 };
 
-/// A copy between listed columns of a row-major matrix and a column-major array, both in device memory.
+/// A copy between listed columns of a row-major matrix and a column-major array, both in device memory. The arrays do
+/// not overlap, begin at multiples of elem_bytes (`list` of 4), and must live until the stream has finished the copy.
 struct column_copy {
-    device_ptr by_rows;         ///< rows * columns elements
-    device_ptr by_columns;      ///< row r of listed column i is at i * pitch + r, or at list[i] * pitch + r
+    device_ptr by_rows; ///< rows * columns elements
+    /// Row r of listed column i is at i * pitch + r, or at list[i] * pitch + r. The array has room for the last row of
+    /// column count - 1, or of column columns - 1.
+    device_ptr by_columns;
     bool indexed = false;       ///< whether columns are at list[i] * pitch
-    device_ptr list;            ///< std::uint32_t: the numbers of `count` columns
+    device_ptr list;            ///< std::uint32_t: `count` different numbers below `columns`
     std::size_t rows = 0;       ///< rows of the matrix
     std::size_t columns = 0;    ///< columns of the matrix
     std::size_t count = 0;      ///< number of listed columns
@@ -157,23 +160,25 @@ struct column_copy {
     [[nodiscard]] std::size_t bytes() const noexcept { return 2 * rows * count * elem_bytes; }
 };
 
-/// A row-major gradient in device memory whose columns are scored: see detail/numerics/column_score.hpp.
+/// A row-major gradient in device memory whose columns are scored: see detail/numerics/column_score.hpp. Both arrays
+/// begin at multiples of their element's size, do not overlap, and must live until the stream has finished the pass.
 struct column_scoring {
-    device_ptr grad;                             ///< rows * columns elements
-    dtype type = dtype::float32;                 ///< element type of the gradient
-    std::size_t rows = 0;                        ///< rows of the matrix
-    std::size_t columns = 0;                     ///< columns of the matrix
-    device_ptr result;                           ///< of std::uint32_t, as many as largest_pieces() or scores() says
-    column_score kind = column_score::magnitude; ///< which score
-    float scale = 1;                             ///< see column_score_scale_for()
+    device_ptr grad;                                  ///< rows * columns elements
+    dtype type = dtype::float32;                      ///< element type of the gradient
+    std::size_t rows = 0;                             ///< rows of the matrix
+    std::size_t columns = 0;                          ///< columns of the matrix
+    device_ptr result;                                ///< largest_pieces() or scores() elements of std::uint32_t
+    column_score kind = column_score::magnitude;      ///< which score
+    float scale = 1;                                  ///< see column_score_scale_for()
     static constexpr std::size_t piece_elems = 65536; ///< elements of a piece
-    /// Number of results of find_largest(). Each is the bits of a piece's largest finite magnitude.
+    /// Number of results of find_largest(). Result k has the bits of the largest finite magnitude in piece k, which
+    /// begins at element k * piece_elems; 0 if none is finite.
     [[nodiscard]] std::size_t largest_pieces() const noexcept
     {
         return (rows * columns + piece_elems - 1) / piece_elems;
     }
-    /// Number of results of score_columns(). Each sums reference::column_score_of() in one column over up to
-    /// column_score_rows rows.
+    /// Number of results of score_columns(). Result k * columns + c sums reference::column_score_of() in column c over
+    /// up to column_score_rows rows, from row k * column_score_rows on.
     [[nodiscard]] std::size_t scores() const noexcept
     {
         return (rows + column_score_rows - 1) / column_score_rows * columns;
@@ -202,7 +207,10 @@ struct device_pass {
 ///     step's gradient to roll a block back. For such a block, `compare` must detect a gradient that has changed since
 ///     the step: it then writes a sum that differs from the step's. A record that is a copy of the old values needs no
 ///     gradient.
-///   - The pass `rollback` rounds the restored params to weight_out.
+///   - The pass `rollback` rounds the restored params to weight_out. The weight_out of split params is state, and is
+///     restored itself.
+///
+/// Thread safety: one call at a time. Enqueued passes may run meanwhile.
 class device_part {
 public:
     virtual ~device_part() = default;
@@ -210,12 +218,12 @@ public:
     virtual void run(device_pass const& pass) = 0;
     /// Enqueues accumulator = grad if `first`, otherwise accumulator += grad.
     virtual void accumulate(std::uint32_t piece, bool first) = 0;
-    /// Rounds param to weight_out in all pieces that have a weight_out.
+    /// Rounds param to weight_out in all pieces that have a weight_out, except that of split params, which is state.
     virtual void round_weights() = 0;
     /// Sets the gradient of a piece for all passes that are enqueued after this call. When it is called, no enqueued
     /// pass may still need the piece.
     virtual void set_gradient(std::uint32_t piece, device_ptr grad) = 0;
-    /// Says that work enqueued after this call uses no records of earlier work. Enqueues nothing and cannot fail.
+    /// Invalidates all records: later work uses none of earlier work. Enqueues nothing and cannot fail.
     virtual void forget_records() noexcept = 0;
     /// Enqueues in stream `down`, after all work so far, a copy to the spans: for each block, the sums of squares of
     /// the last measuring pass, and whether there is a record (0 or 1). The spans have one element for each block, and
@@ -223,13 +231,16 @@ public:
     virtual void fetch(std::span<grad_squares> squares, std::span<std::uint8_t> recorded) = 0;
 };
 
-/// A device. Functions that enqueue may be called from any thread, also concurrently. They return immediately (but see
-/// copy_up()) and throw only bad_alloc, or unavailable in a forked child process. If enqueued work fails, all later
-/// work in all streams is skipped until reset(), so it is known which work has finished. Waiting throws a device_error
-/// that names the failed work.
+/// A device. Functions that enqueue return immediately (but see copy_up()) and throw only bad_alloc, or unavailable in
+/// a forked child process. If enqueued work fails, all later work in all streams is skipped until reset(), so it is
+/// known which work has finished. Waiting throws a device_error that names the failed work.
 ///
-/// In a forked child process, every throwing function throws unavailable, release() does nothing and reset() returns
-/// false; destructors leak the device's resources.
+/// Thread safety: all functions are thread-safe. reset() may run beside functions that enqueue: work that is enqueued
+/// before it returns may be dropped. Destroy a device only while no other call is in progress.
+///
+/// In a forked child process, functions that enqueue, wait or use device memory throw unavailable, unless they have
+/// nothing to do (0 bytes). release() does nothing and reset() returns false; destructors leak the device's resources.
+/// name(), claim() and leave() work.
 ///
 /// A device object holds the pieces of one optimizer at a time, because reset() drops all enqueued work. Create a
 /// separate object for each optimizer; several objects may use the same GPU.
@@ -237,7 +248,8 @@ class device {
 public:
     using clock = std::chrono::steady_clock; ///< clock of deadlines
 
-    /// Claims the device for an optimizer. Throws invalid_argument if another optimizer has it.
+    /// Claims the device for an optimizer.
+    /// @throws invalid_argument if another optimizer has it
     void claim(void const* user);
     /// Releases an optimizer's claim on the device.
     void leave(void const* user) noexcept;
@@ -250,6 +262,7 @@ public:
     /// Returns a name for messages: "NVIDIA H200 (cuda:0)".
     [[nodiscard]] virtual std::string name() const = 0;
     /// Returns the total and the free memory.
+    /// @throws device_error if they cannot be read
     [[nodiscard]] virtual device_memory memory() const = 0;
 
     /// Whether passes can use host memory, as on an APU. Then the device_ptr of host memory is its address, and an
@@ -257,10 +270,12 @@ public:
     /// device_piece::alignment are copied, as for other devices.
     [[nodiscard]] virtual bool shares_host_memory() const noexcept { return false; }
 
-    /// Allocates memory with undefined contents, aligned to 256 bytes; null for 0 bytes. Throws unavailable, with
-    /// the requested and the free size, if the memory does not fit, and device_error for any other failure.
+    /// Allocates memory with undefined contents, aligned to 256 bytes; null for 0 bytes. Release it before the device
+    /// is destroyed.
+    /// @throws unavailable, with the requested and the free size, if the memory does not fit, and device_error for any
+    /// other failure
     [[nodiscard]] virtual device_ptr allocate(std::size_t bytes) = 0;
-    /// Frees memory of allocate(), or null. No enqueued work may use it.
+    /// Frees memory that allocate() of this device returned, or null. No enqueued work may use it.
     virtual void release(device_ptr memory) noexcept = 0;
 
     /// Enqueues a copy from host memory in stream `up`. Host memory must live until the stream has finished the copy.
@@ -271,7 +286,7 @@ public:
     virtual void copy_down(void* dst, device_ptr src, std::size_t bytes) = 0;
     /// Enqueues, in stream `work`, a copy of by_rows to by_columns. Other elements of by_columns do not change.
     virtual void gather_columns(column_copy const& copy) = 0;
-    /// Enqueues the inverse of gather_columns(). Other columns of by_rows do not change.
+    /// Enqueues the inverse of gather_columns() in stream `work`. Other columns of by_rows do not change.
     virtual void scatter_columns(column_copy const& copy) = 0;
     /// Enqueues, in stream `work`, a pass that writes largest_pieces() results.
     virtual void find_largest(column_scoring const& scoring) = 0;
@@ -301,7 +316,8 @@ public:
     [[nodiscard]] std::uint64_t resets() const noexcept { return resets_.load(); }
 
     /// Allocates at least `bytes` bytes of pinned host memory, aligned to 4096 bytes; freed with the last pointer to
-    /// it. Throws unavailable.
+    /// it, which may outlive the device.
+    /// @throws unavailable if too little memory can be pinned
     [[nodiscard]] virtual std::shared_ptr<std::byte> pinned(std::size_t bytes) = 0;
 
     /// Creates an optimizer's part; this device must outlive it. The caller has checked the pieces. Throws as

@@ -40,13 +40,16 @@ struct emulation_options {
 /// Operations for fault injection.
 enum class device_operation : std::uint8_t { copy_up, copy_down, work, allocate };
 
-/// A device that CPU threads emulate, with injected faults.
+/// A device that CPU threads emulate, with injected faults. reset() waits for running operations even beyond its
+/// deadline, except for those that hang.
 class emulated_device final : public device {
 public:
-    /// Throws invalid_argument for rates that are not above 0, and what std::thread throws.
+    /// Starts the device's threads.
+    /// @throws invalid_argument for rates that are not above 0 and a latency below 0; std::system_error if threads
+    /// cannot be started
     explicit emulated_device(emulation_options options = {});
     /// Drops work that has not begun. A forked child process does not have the device's threads: there the destructor
-    /// leaks the device, and functions that may throw throw unavailable.
+    /// leaks the device, and functions that use its streams, memory or faults throw unavailable.
     ~emulated_device() override;
 
     [[nodiscard]] std::string name() const override { return options_.name; }
