@@ -49,7 +49,7 @@ struct quantized8 {
 static_assert(sizeof(quantized8) == 68);
 static_assert(sizeof(bfloat16) == 2 && sizeof(float16) == 2 && sizeof(split_float32) == 2 && sizeof(float) == 4);
 
-/// The same types as a value, for reports. `none` stands for an array that is not there (no weight_out).
+/// The same types as a value, for reports. `none`: an absent array, such as weight_out.
 enum class dtype : std::uint8_t { none, float32, bfloat16, float16, split_float32, quantized8 };
 
 /// Describes the storage format of elements of type T: everything about it but its arithmetic.
@@ -189,7 +189,7 @@ inline constexpr dtype dtype_of = [] {
 {
     return visit_storage(type, [](auto format) { return format.name; });
 }
-/// Elements that are stored together: 1, or a group. Arrays are cut at multiples of it.
+/// Elements that are stored together: 1, or a group. Arrays are divided at multiples of it.
 [[nodiscard]] constexpr std::size_t elems_together(dtype type) noexcept
 {
     return visit_storage(type, [](auto format) { return format.elems; });
@@ -247,7 +247,7 @@ inline constexpr std::uint32_t float_infinity_bits = 0x7f800000u;
 inline constexpr std::uint32_t float_min_normal_bits = 0x00800000u; // 2^-126
 inline constexpr std::uint32_t canonical_nan_bits = 0x7fc00000u;    // the one NaN that a step ever writes
 
-/// Exact, for every value.
+/// Converts to float. Exact.
 [[nodiscard]] constexpr float widen(float x) noexcept
 {
     return x;
@@ -270,7 +270,7 @@ inline constexpr std::uint32_t canonical_nan_bits = 0x7fc00000u;    // the one N
     return std::bit_cast<float>(sign | (top + 103u) << 23 | ((abs << (23 - top)) & 0x007fffffu));
 }
 
-/// Round to nearest, ties to even; too large goes to infinity; every NaN becomes the quiet NaN without a sign.
+/// Rounds to nearest, ties to even. Overflow gives infinity; every NaN becomes the quiet NaN without a sign.
 /// narrow<float>() returns x unchanged.
 template <class T>
 [[nodiscard]] constexpr T narrow(float x) noexcept;
@@ -310,26 +310,28 @@ template <>
     return {static_cast<std::uint16_t>(sign | (mantissa + half + (mantissa >> shift & 1u)) >> shift)};
 }
 
-/// A float32 split in two. The weight is the number rounded to bfloat16, to nearest, ties away from zero; because of
+/// A split float32 master. The weight is the number rounded to bfloat16, to nearest, ties away from zero; because of
 /// that the pair is one to one: bits = (weight << 16) + low, with low from -2^15 to 2^15 - 1. A NaN becomes the
-/// canonical one, as the lower bits of others would carry out of the upper half.
+/// canonical one, because rounding other NaNs could overflow the bits of the weight.
 struct split_parts {
     bfloat16 weight;   ///< the bfloat16 weight
     split_float32 low; ///< the residual
 };
+/// Splits a master. Exact, except that a NaN becomes canonical.
 [[nodiscard]] constexpr split_parts split_master(float x) noexcept
 {
     std::uint32_t const own = std::bit_cast<std::uint32_t>(x);
     std::uint32_t const bits = (own & float_abs_mask) > float_infinity_bits ? canonical_nan_bits : own;
     return {{static_cast<std::uint16_t>((bits + 0x8000u) >> 16)}, {static_cast<std::uint16_t>(bits)}};
 }
+/// Joins a split master: the inverse of split_master().
 [[nodiscard]] constexpr float joined_master(bfloat16 weight, split_float32 low) noexcept
 {
     std::uint32_t const borrowed = low.bits >> 15; // a residual of 2^15 and above counts as negative
     return std::bit_cast<float>((std::uint32_t{weight.bits} << 16) + low.bits - (borrowed << 16));
 }
 
-/// Zero of x's sign where |x| <= 2^-126, else x. The smallest normal number goes too, because processors in
+/// Returns x, or a zero of its sign if |x| <= 2^-126. Includes the smallest normal number, because processors in
 /// flush-to-zero mode disagree about results that round to it.
 [[nodiscard]] constexpr float flush(float x) noexcept
 {
@@ -346,16 +348,18 @@ struct split_parts {
     return x;
 }
 
+/// Whether x is a NaN, in any floating-point mode.
 [[nodiscard]] constexpr bool is_nan(float x) noexcept
 {
     return (std::bit_cast<std::uint32_t>(x) & float_abs_mask) > float_infinity_bits;
 }
+/// Whether x is neither infinite nor a NaN, in any floating-point mode.
 [[nodiscard]] constexpr bool is_finite(float x) noexcept
 {
     return (std::bit_cast<std::uint32_t>(x) & float_abs_mask) < float_infinity_bits;
 }
 
-/// One element from or to any address: arrays may lie at any byte offset.
+/// Loads or stores one element at any byte address.
 template <class T>
 [[nodiscard]] inline T load_unaligned(std::byte const* address) noexcept
 {

@@ -56,7 +56,7 @@ struct memory_options {
     bool check_available = true; ///< call check_memory() first
 };
 
-/// What the kernel gave.
+/// Pages and NUMA binding of a block, as the kernel reports them.
 struct memory_report {
     std::size_t bytes = 0;        ///< requested
     std::size_t mapped_bytes = 0; ///< `bytes` in whole pages
@@ -106,7 +106,7 @@ public:
     [[nodiscard]] std::byte const* data() const noexcept { return mapping_.get(); }
     /// Size in bytes.
     [[nodiscard]] std::size_t size() const noexcept;
-    /// What the kernel gave.
+    /// Pages and NUMA binding, as the kernel reports them.
     [[nodiscard]] memory_report const& report() const noexcept { return report_; }
 
     /// First touch of the bytes from begin to end by the calling thread: writes a zero to each page. Call it before

@@ -43,7 +43,7 @@ struct core_request {
     /// Empty, or the GPU of each rank: a PCI address, its index in machine::gpus, or "" for none.
     std::vector<std::string> gpus = {};
     smt_policy smt = smt_policy::one_per_core; ///< which PUs of a core threads get
-    fast_cores fast = fast_cores::optimizer;   ///< who gets the fast cores
+    fast_cores fast = fast_cores::optimizer;   ///< which threads get the fast cores
 };
 
 /// The cores of a rank, selected by select_cores().
