@@ -48,11 +48,14 @@ concept weight_out_type = (std::is_same_v<Param, split_float32> && std::is_same_
                           (!std::is_same_v<Param, split_float32> && std::is_void_v<WeightOut>) ||
                           (std::is_same_v<Param, float> && element_type<WeightOut>);
 
-// The arrays of a shard, in the order that every list of them uses. An optimizer's shard may also have an accumulator.
+/// The arrays of a shard.
 namespace shard_array {
+/// Index of an array in lists of all of them. An optimizer's shard may also have an accumulator.
 enum index : std::size_t { param, grad, exp_avg, exp_avg_sq, weight_out, accumulator };
+/// Names of the arrays.
 inline constexpr char const* names[] = {"param", "grad", "exp_avg", "exp_avg_sq", "weight_out", "accumulator"};
 } // namespace shard_array
+/// Number of arrays without the accumulator.
 inline constexpr std::size_t shard_arrays = 5;
 
 /// Element types of these arrays except the accumulator; none for an absent weight_out.

@@ -25,7 +25,7 @@ struct hyperparameters {
     double weight_decay = 0.0;           ///< a value other than 0 requires a mode
     decay_mode mode = decay_mode::unset; ///< how weight_decay acts
     bool bias_correction = true;         ///< whether to correct the bias of both moments
-    bfloat16_rounding rounding = {};     ///< rounding of bfloat16 arrays
+    bfloat16_rounding rounding = {};     ///< rounding of bfloat16 arrays and 8-bit moments
 };
 
 /// Arguments of adamw() and adam(): hyperparameters without the mode. See hyperparameters for the fields.
@@ -36,7 +36,7 @@ struct adam_values {
     double eps = 1e-8;               ///< added to the square root of the bias-corrected second moment
     double weight_decay = 0.0;       ///< strength of the decay
     bool bias_correction = true;     ///< whether to correct the bias of both moments
-    bfloat16_rounding rounding = {}; ///< rounding of bfloat16 arrays
+    bfloat16_rounding rounding = {}; ///< rounding of bfloat16 arrays and 8-bit moments
 };
 /// Returns hyperparameters of AdamW (decoupled decay): adamw({.lr = 1e-3, .weight_decay = 0.1}). Pure.
 [[nodiscard]] ADAMANT_ALWAYS_INLINE constexpr hyperparameters adamw(adam_values const& v = {}) noexcept
@@ -69,7 +69,8 @@ void validate(hyperparameters const& hyper);
 ///     clip_coefficient / loss_scale (as for hyperparameters): gradients would silently become 0 or infinite.
 void validate(grad_scaling const& scaling);
 
-/// Coefficients of one step: ten floats and the rounding of bfloat16 arrays. Made by make_coefficients().
+/// Coefficients of one step: ten floats and the rounding of bfloat16 arrays and 8-bit moments. Made by
+/// make_coefficients().
 ///
 /// Computed in double and rounded once to float. A pure function of the step number and the hyperparameters, never
 /// accumulated over steps, so a resumed run has the coefficients of an uninterrupted run.

@@ -22,18 +22,23 @@ ADAMANT_BEGIN_NAMESPACE
 /// set and number of threads. Does not undo a loss scale. Allocates nothing. Thread-safe.
 /// @throws invalid_argument for a null pointer with n > 0
 [[nodiscard]] grad_squares sum_of_squares(executor const& cpu, float const* grad, std::size_t n);
+/// The same for bfloat16.
 [[nodiscard]] grad_squares sum_of_squares(executor const& cpu, bfloat16 const* grad, std::size_t n);
+/// The same for float16.
 [[nodiscard]] grad_squares sum_of_squares(executor const& cpu, float16 const* grad, std::size_t n);
 /// The same for a type known at run time.
 /// @throws invalid_argument also for dtype::none
 [[nodiscard]] grad_squares sum_of_squares(executor const& cpu, void const* grad, dtype type, std::size_t n);
 
 /// Adds the sum of squares and the number of non-finite elements to a total. The norm of several gradients is the
-/// square root of total.rounded().sum, for any order and any shard boundaries at multiples of norm_block_elems. Adds
-/// nothing if it throws.
+/// square root of total.rounded().sum, for any order and any shard boundaries at multiples of norm_block_elems.
+/// @throws as sum_of_squares() does; then it has added nothing
 void add_squares(executor const& cpu, float const* grad, std::size_t n, squares_total& total);
+/// The same for bfloat16.
 void add_squares(executor const& cpu, bfloat16 const* grad, std::size_t n, squares_total& total);
+/// The same for float16.
 void add_squares(executor const& cpu, float16 const* grad, std::size_t n, squares_total& total);
+/// The same for a type known at run time.
 void add_squares(executor const& cpu, void const* grad, dtype type, std::size_t n, squares_total& total);
 
 /// The same for a vector, span or other contiguous range.
@@ -46,6 +51,7 @@ template <class Range>
 {
     return sum_of_squares(cpu, std::data(grad), std::size(grad));
 }
+/// The same for a vector, span or other contiguous range.
 template <class Range>
     requires requires(Range const& r)
     {
@@ -58,7 +64,7 @@ void add_squares(executor const& cpu, Range const& grad, squares_total& total)
 
 // ---- Steps
 
-/// What a step did.
+/// Report of a step.
 struct step_report {
     std::size_t elements = 0;    ///< elements updated
     std::size_t bytes_moved = 0; ///< read and written, see shard::bytes_per_element

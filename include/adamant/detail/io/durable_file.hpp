@@ -25,15 +25,16 @@
 
 ADAMANT_BEGIN_NAMESPACE
 
-// Steps of a save, or of its check, that the file system refused although the file is complete. Some network and FUSE
-// file systems refuse system calls that a durable save makes.
+/// Operations of a save, or of its check, that the file system refused although the file is complete. Some network and
+/// FUSE file systems refuse system calls that a durable save makes.
 struct save_report {
-    // Whether the directory was synced. If not, the path may have the complete old file again after a power failure.
+    /// Whether the directory was synced. If not, the path may have the complete old file again after a power failure.
     bool folder_synced = true;
-    // Whether the new file has the permission bits of the file it replaced. If not, group and others have fewer rights.
+    /// Whether the new file has the permission bits of the file it replaced. If not, group and others have fewer
+    /// rights.
     bool permissions_kept = true;
-    std::string reason = {}; // the system's reason for each false
-
+    std::string reason = {}; ///< the system's reason for each false
+    /// Compares all members.
     friend bool operator==(save_report const&, save_report const&) = default;
 };
 

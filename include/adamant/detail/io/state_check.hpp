@@ -257,11 +257,12 @@ inline std::vector<state_tensor> checked_tensors(state_dict const& state)
 
 } // namespace detail
 
-// Throws invalid_argument naming the first problem: hyperparameters that validate() refuses; a loss scale whose inverse
-// float does not hold; params or groups without a name, with the same name, or with a name that is not UTF-8; metadata
-// that are not UTF-8 or have a reserved key; a shape that no memory holds or with more than 64 dimensions; an
-// index out of range; a tensor past its param's end, of a type that the array cannot have, or without data; parts of
-// one array that overlap or differ in type. A state may be partial: one rank's share. Pure; reads no data; thread-safe.
+/// Checks a state, which may be partial: one rank's share. Pure; reads no data; thread-safe.
+/// @throws invalid_argument naming the first problem: hyperparameters that validate() refuses; a loss scale outside
+/// [2^-125, 2^125]; params or groups without a name, with the same name, or with a name that is not UTF-8; metadata
+/// that are not UTF-8 or have a reserved key; a shape that no memory holds or with more than 64 dimensions; an index
+/// out of range; a tensor past its param's end, of a type that the array cannot have, or without data; parts of one
+/// array that overlap or differ in type
 inline void validate(state_dict const& state)
 {
     static_cast<void>(detail::checked_tensors(state));

@@ -13,10 +13,10 @@
 
 ADAMANT_BEGIN_NAMESPACE
 
-// The term that a score sums over the rows of a column.
+/// The term that a score sums over the rows of a column.
 enum class column_score : std::uint8_t {
-    magnitude, // |g|
-    square,    // g squared
+    magnitude, ///< |g|
+    square,    ///< g squared
 };
 
 // A gradient's magnitudes are scaled by a power of two and rounded to integers of column_score_bits bits at most.
@@ -24,19 +24,19 @@ inline constexpr int column_score_bits = 22;
 // Adding this to a number from 0 to 2^22 rounds it to an integer and leaves that integer in the lowest bits.
 inline constexpr float column_score_zero = 0x1p23f;
 inline constexpr std::uint32_t column_score_zero_bits = 0x4b000000u;
-// The integers of this many rows sum to less than 2^32.
+/// The integers of this many rows sum to less than 2^32.
 inline constexpr std::size_t column_score_rows = 512;
 
-// Factors that convert gradients to integers and sums of integers to scores.
+/// Factors that convert gradients to integers and sums of integers to scores.
 struct column_score_scale {
-    float scale = 1; // multiplies a gradient before it is squared
-    double unit = 1; // a score is the sum of the integers times this
+    float scale = 1; ///< multiplies a gradient before it is squared
+    double unit = 1; ///< a score is the sum of the integers times this
 };
 
-// The scale for gradients whose largest finite magnitude is at most `largest` (finite, at least 0). The integers are at
-// most 2^22. With `magnitude`, gradients below 2^-23 of the largest become zero; with `square`, those below 2^-11.5 of
-// it. If `largest` is below 2^-102, scores lose bits, because a gradient that is flushed to zero must count as zero.
-// Pure.
+/// Returns the scale for gradients whose largest finite magnitude is at most `largest` (finite, at least 0). The
+/// integers are at most 2^22. With `magnitude`, gradients below 2^-23 of the largest become zero; with `square`, those
+/// below 2^-11.5 of it. If `largest` is below 2^-102, scores lose bits, because a gradient that is flushed to zero must
+/// count as zero. Pure.
 [[nodiscard]] inline column_score_scale column_score_scale_for(float largest, column_score kind) noexcept
 {
     int exponent = 0;
@@ -52,7 +52,7 @@ ADAMANT_END_NAMESPACE
 ADAMANT_BEGIN_INLINE_NAMESPACE
 namespace reference {
 
-// The integer that one gradient adds to its column, rounded to nearest even; 0 for an infinity or a NaN.
+/// The integer that one gradient adds to its column, rounded to nearest even; 0 for an infinity or a NaN.
 [[nodiscard]] inline std::uint32_t column_score_of(float grad, float scale, bool squares) noexcept
 {
     float const g = __builtin_fabsf(flush(grad));

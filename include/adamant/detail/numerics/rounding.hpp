@@ -29,57 +29,61 @@
 
 ADAMANT_BEGIN_NAMESPACE
 
-// The rounding of a result to bfloat16.
+/// The rounding of a result to bfloat16, or to a code of quantized8.
 enum class rounding : std::uint8_t {
-    nearest,    // to nearest, ties to even
-    stochastic, // to either neighbor at random, see the top of this file
+    nearest,    ///< to nearest, ties to even
+    stochastic, ///< to either neighbor at random, so that the mean is exact
 };
 
-// Rounding of bfloat16 arrays that the next step reads again. Other types, and exp_avg and weight_out, are rounded to
-// nearest.
+/// Rounding of arrays that the next step reads again: bfloat16 arrays and 8-bit moments.
+///
+/// bfloat16 exp_avg, weight_out and all other types are rounded to nearest.
 struct bfloat16_rounding {
-    // With rounding to nearest, a second moment never decreases if 1 - beta2 is less than half a unit of bfloat16,
-    // 0.2%, as it is with the usual beta2 of 0.999.
+    /// Rounding of bfloat16 second moments, and of the codes of both moments if they are quantized8. With rounding to
+    /// nearest, a bfloat16 second moment never decreases if 1 - beta2 is less than half a unit of bfloat16, 0.2%, as it
+    /// is with the usual beta2 of 0.999.
     rounding exp_avg_sq = rounding::stochastic;
-    // With rounding to nearest, an update of less than half a unit leaves a bfloat16 param unchanged.
+    /// Rounding of bfloat16 params. With rounding to nearest, an update of less than half a unit leaves one unchanged.
     rounding param = rounding::nearest;
-    std::uint64_t seed = 0;
-
+    std::uint64_t seed = 0; ///< seed of stochastic rounding
+    /// Compares all members.
     friend bool operator==(bfloat16_rounding const&, bfloat16_rounding const&) = default;
 };
 
-// Position of a shard for stochastic rounding: the number of its parameter, which is the same on every rank and
-// backend, and the index of the shard's first element in the parameter. A named parameter has the number
-// param_number_of(name).
+/// Position of a shard in its parameter, for stochastic rounding.
 struct param_position {
+    /// Number of the parameter, the same on every rank and backend. A named parameter has param_number_of(name).
     std::uint64_t param = 0;
-    std::uint64_t begin = 0;
+    std::uint64_t begin = 0; ///< index of the shard's first element in the parameter
 };
 
-// Rounding of one step, see make_coefficients().
+/// Rounding of one step, see make_coefficients().
 struct step_rounding {
-    std::uint64_t key = 0; // rounding_key() of seed and step
-    bool exp_avg_sq = false;
-    bool param = false;
-
+    std::uint64_t key = 0;   ///< rounding_key() of seed and step
+    bool exp_avg_sq = false; ///< whether what bfloat16_rounding::exp_avg_sq selects is rounded stochastically
+    bool param = false;      ///< whether bfloat16 params are rounded stochastically
+    /// Compares all members.
     friend bool operator==(step_rounding const&, step_rounding const&) = default;
 };
 
+/// Elements of a line: see the top of this file.
 inline constexpr std::size_t rounding_line_elems = std::size_t{1} << 16;
 
-// The generator of one line of one array, relative to any origin: element i has x = start + stride * i.
+/// The generator of one line of one array, relative to any origin: element i has x = start + stride * i.
 struct rounding_line {
-    std::uint32_t start;
-    std::uint32_t stride; // odd
+    std::uint32_t start;  ///< x of the origin
+    std::uint32_t stride; ///< difference of x between neighbors; odd
 
-    // The same line, relative to element `origin`.
+    /// The same line, relative to element `origin`.
     [[nodiscard]] ADAMANT_ON_GPU ADAMANT_ALWAYS_INLINE constexpr rounding_line from(std::size_t origin) const noexcept
     {
         return {start + stride * static_cast<std::uint32_t>(origin), stride};
     }
 };
+/// The generators of one line of a parameter.
 struct rounding_lines {
-    rounding_line exp_avg_sq, param;
+    rounding_line exp_avg_sq, ///< for second moments, and codes of quantized8
+        param;                ///< for params
 };
 
 ADAMANT_END_NAMESPACE
@@ -122,7 +126,7 @@ rounding_line_end(param_position const& position, std::size_t index) noexcept
     return index + (rounding_line_elems - static_cast<std::size_t>((position.begin + index) % rounding_line_elems));
 }
 
-// A number for a named parameter (FNV-1a, 64 bits).
+/// Returns the number of a named parameter (FNV-1a, 64 bits).
 [[nodiscard]] constexpr std::uint64_t param_number_of(std::string_view name) noexcept
 {
     std::uint64_t number = 0xcbf29ce484222325u;

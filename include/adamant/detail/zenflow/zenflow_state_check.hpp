@@ -117,11 +117,11 @@ inline std::vector<std::size_t> checked_params(zenflow_state const& state)
 
 } // namespace detail
 
-// Checks a state, which may be that of one rank. Throws invalid_argument naming the first problem: invalid
-// hyperparameters; a loss scale whose inverse float does not hold; groups without a name or with equal names; params
-// without a name; names and metadata that are not UTF-8, or metadata with a key reserved for the library; an index out
-// of range; rows past the param's end, or that overlap; an unsupported combination of types; a wrong number of counts
-// or flags; null arrays. Does not read the arrays. Thread-safe.
+/// Checks a state, which may be that of one rank. Reads no arrays; thread-safe.
+/// @throws invalid_argument naming the first problem: invalid hyperparameters; a loss scale outside [2^-125, 2^125];
+/// groups without a name or with equal names; params without a name; names and metadata that are not UTF-8, or metadata
+/// with a key reserved for the library; an index out of range; rows past the param's end, or that overlap; an
+/// unsupported combination of types; a wrong number of counts or flags; null arrays
 inline void validate(zenflow_state const& state)
 {
     static_cast<void>(detail::checked_params(state));
