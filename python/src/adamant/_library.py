@@ -465,6 +465,7 @@ class Handle:
         return os.getpid() == self._pid
 
     def close(self) -> None:
+        """Free the object. Repeated calls do nothing. A forked process does not free objects of its parent."""
         pointer, self.pointer = getattr(self, "pointer", None), None
         if pointer and self.is_in_own_process and _loaded is not None:
             getattr(_loaded, self.free_function)(pointer)

@@ -134,6 +134,8 @@ def adam_rollback(optimizer_id: int, step: int, lr: float, beta1: float, beta2: 
 
     Raises
     ------
+    InvalidArgument
+        The optimizer does not exist, a tensor cannot be used in place, or the gradients have changed.
     Unavailable
         There is no record of that update.
     """
@@ -165,7 +167,9 @@ def configure(ds_config: Union[Dict[str, Any], str, "os.PathLike[str]"]) -> Core
     Raises
     ------
     InvalidArgument
-        A value is out of range.
+        A value is out of range, or the file is no JSON object.
+    OSError
+        The file cannot be read.
     Unavailable
         The machine has fewer cores than requested.
     """

@@ -180,7 +180,8 @@ class Executor(Handle):
 
     Notes
     -----
-    Thread-safe. A forked process cannot use the executor of its parent.
+    Thread-safe. A forked process cannot use the executor of its parent. After close(), optimizers that use the executor
+    keep its threads, and new ones refuse it.
     """
 
     free_function = "adamant_executor_free"

@@ -74,7 +74,8 @@ def hyperparameters(lr: float = 1e-3, betas: Sequence[float] = (0.9, 0.999), eps
     Raises
     ------
     InvalidArgument
-        A rounding is unknown. All other values are checked by the function that uses them.
+        A rounding is unknown, or the seed is not an integer from 0 to 2**64 - 1. All other values are checked by the
+        function that uses them.
     """
     beta1, beta2 = _pair(betas)
     return Hyperparameters.initialised(
@@ -249,7 +250,8 @@ class Optimizer(OptimizerHandle):
     autograd does not notice writes to torch tensors: call backward() before a step that writes what it needs.
     adamant.torch.AdamW tells autograd.
 
-    All methods raise InvalidArgument in a forked process and after close().
+    close() waits, rolls back an open step if abandon() can, and frees the optimizer. All other methods raise
+    InvalidArgument in a forked process and after close().
     """
 
     free_function = "adamant_optimizer_free"
@@ -295,14 +297,20 @@ class Optimizer(OptimizerHandle):
     # Groups and shards
 
     def add_group(self, name: str, *, maximize: bool = False, **hyper: Any) -> int:
-        """Add a group with these hyperparameters, see hyperparameters(). Returns its number."""
+        """Add a group with these hyperparameters, see hyperparameters(). Returns its number.
+
+        Raises
+        ------
+        InvalidArgument
+            The name is taken, a hyperparameter is out of range, or a step is open.
+        """
         number = c_size_t()
         self._call("adamant_add_group", c_text(name, "a group's name"), byref(hyperparameters(**hyper)),
                    int(maximize), byref(number))
         return number.value
 
     def set_hyperparameters(self, group: int, **hyper: Any) -> None:
-        """Change the named hyperparameters from the next step on, see hyperparameters()."""
+        """Change the named hyperparameters from the next step on, see hyperparameters(). Raises as add_group() does."""
         known = self.hyperparameters_of(group)
         values = {"lr": known.lr, "betas": (known.beta1, known.beta2), "eps": known.eps,
                   "weight_decay": known.weight_decay, "decoupled": known.decay != 2,
@@ -398,11 +406,25 @@ class Optimizer(OptimizerHandle):
             raise
 
     def set_gradient(self, shard: int, grad: Any) -> None:
-        """Use this array as the shard's gradient from now on. It has the size and dtype of the previous array."""
+        """Use this array as the shard's gradient from now on. It has the size and dtype of the previous array.
+
+        Raises
+        ------
+        InvalidArgument
+            The array cannot be used, or the shard was submitted or skipped in the open step.
+        """
         self._call_with_gradient("adamant_set_gradient", shard, grad)
 
     def prepare(self, with_journal: bool = False) -> None:
-        """Allocate the memory of steps now instead of in the first step. with_journal: also for begin_step()."""
+        """Allocate the memory of steps now instead of in the first step. with_journal: also for begin_step().
+
+        Raises
+        ------
+        InvalidArgument
+            A written array overlaps another one, or a step is open.
+        Unavailable, OutOfMemory
+            Memory is short.
+        """
         self._call("adamant_prepare", int(with_journal))
 
     # Steps
@@ -458,7 +480,14 @@ class Optimizer(OptimizerHandle):
         Raises
         ------
         InvalidArgument
-            An argument cannot be used. Nothing has changed.
+            An argument cannot be used, a step is open, or `reduce` returned invalid words.
+        Unavailable, OutOfMemory
+            Memory is short.
+
+        Notes
+        -----
+        Raises the exception of `reduce`, too. After an error the state is as before; with `gradients`, some shards may
+        use their new gradient already.
         """
         values = self._values(loss_scale, max_norm, max_abs_grad, lr, self._groups(), shard_steps)
         report = self._empty_report()
@@ -491,6 +520,10 @@ class Optimizer(OptimizerHandle):
             Address of `count` addresses, one for each shard. 0 skips a shard.
         next_steps : int, default 0
             Address of `count` step numbers, one for each shard. 0: the optimizer's.
+
+        Notes
+        -----
+        Raises as step() does.
         """
         report = self._empty_report()
         values = self._values_at(next_steps, count) if next_steps else None
@@ -518,7 +551,17 @@ class Optimizer(OptimizerHandle):
     def begin_step(self, *, loss_scale: Optional[float] = None, max_norm: Optional[float] = None,
                    max_abs_grad: Optional[float] = None, lr: Union[None, float, Sequence[float]] = None,
                    shard_steps: Optional[Sequence[int]] = None) -> None:
-        """Open a step whose gradients arrive one by one, see submit(), skip(), finish() and abandon()."""
+        """Open a step whose gradients arrive one by one, see submit(), skip(), finish() and abandon().
+
+        The arguments are those of step().
+
+        Raises
+        ------
+        InvalidArgument
+            An argument cannot be used, or a step is open.
+        Unavailable, OutOfMemory
+            Memory is short.
+        """
         self._call("adamant_begin_step", byref(self._values(loss_scale, max_norm, max_abs_grad, lr, self._groups(),
                                                             shard_steps)))
 
@@ -527,7 +570,13 @@ class Optimizer(OptimizerHandle):
         self._call("adamant_begin_step", self._values_at(next_steps, count))
 
     def submit(self, shard: int, grad: Any = None) -> None:
-        """Submit a shard's gradient. Returns immediately. The gradient must not change before finish() has returned."""
+        """Submit a shard's gradient. Returns immediately. The gradient must not change before finish() has returned.
+
+        Raises
+        ------
+        InvalidArgument
+            The gradient cannot be used, no step is open, or the shard was submitted or skipped already.
+        """
         if grad is None:
             self._call("adamant_submit", whole_number(shard, "shard"))
         else:
@@ -538,25 +587,61 @@ class Optimizer(OptimizerHandle):
         self._call("adamant_submit_gradient", whole_number(shard, "shard"), address)
 
     def skip(self, shard: int) -> None:
-        """Skip a shard that has no gradient in this step. The shard does not change."""
+        """Skip a shard that has no gradient in this step. The shard does not change. Raises as submit() does."""
         self._call("adamant_skip", whole_number(shard, "shard"))
 
     def finish(self) -> Report:
-        """Wait for the submitted shards and complete the step."""
+        """Wait for the submitted shards and complete the step.
+
+        Raises
+        ------
+        InvalidArgument
+            No step is open, a shard was neither submitted nor skipped, or `reduce` returned invalid words.
+
+        Notes
+        -----
+        Raises the exception of `reduce`, too. After an error the step stays open: call finish() again, or abandon().
+        """
         report = self._empty_report()
         self._call("adamant_finish", byref(report))
         return report
 
     def abandon(self) -> None:
-        """Roll back the open step exactly."""
+        """Roll back the open step exactly. Accumulated gradients stay.
+
+        Raises
+        ------
+        InvalidArgument
+            No step is open.
+        Unavailable
+            Shards were submitted to a step without records: it needs no norm (no `max_norm`, no `reduce`, and
+            `on_nonfinite` is not "skip"), and keep_last_step is not set or the journal's budget was too small. The step
+            stays open.
+        """
         self._call("adamant_abandon")
 
     def rollback(self) -> None:
-        """Roll back the last step exactly. Needs keep_last_step."""
+        """Roll back the last step exactly. Needs keep_last_step.
+
+        Raises
+        ------
+        InvalidArgument
+            There is no step to roll back, its gradients have changed, or a step is open. Nothing has changed.
+        Unavailable
+            The journal's budget was too small.
+        """
         self._call("adamant_rollback")
 
     def accumulate(self, shard: int) -> None:
-        """Add the shard's gradient to its accumulator, in every micro-step except the last."""
+        """Add the shard's gradient to its accumulator, in every micro-step except the last.
+
+        Raises
+        ------
+        InvalidArgument
+            The shard has no accumulator, or was submitted or skipped in the open step.
+        Unavailable, OutOfMemory
+            Memory is short.
+        """
         self._call("adamant_accumulate", whole_number(shard, "shard"))
 
     def accumulate_at(self, shard: int, address: int) -> None:
@@ -565,7 +650,7 @@ class Optimizer(OptimizerHandle):
         self._call("adamant_accumulate", shard)
 
     def clear_accumulators(self) -> None:
-        """Drop accumulated gradients."""
+        """Drop accumulated gradients. Raises InvalidArgument if a step is open."""
         self._call("adamant_clear_accumulators")
 
     # State
@@ -591,6 +676,13 @@ class Optimizer(OptimizerHandle):
     def save(self, path: Union[str, "os.PathLike[str]"]) -> None:
         """Write the state to a safetensors file, atomically.
 
+        Raises
+        ------
+        InvalidArgument
+            A step is open, or the path is empty.
+        Unavailable
+            The file cannot be written; an old file is unchanged.
+
         Warns
         -----
         RuntimeWarning
@@ -601,12 +693,28 @@ class Optimizer(OptimizerHandle):
             warnings.warn(note, RuntimeWarning, stacklevel=2)
 
     def load(self, *paths: Union[str, "os.PathLike[str]"]) -> None:
-        """Load a state that save() wrote on one or several ranks, for any sharding."""
+        """Load a state that save() wrote on one or several ranks, for any sharding.
+
+        Raises
+        ------
+        InvalidArgument
+            A part is missing, or has another shape or dtype; or a step is open.
+        Corrupted
+            A file is damaged. If another program changed it during the call, steps are refused until a load succeeds.
+        Unavailable
+            A file cannot be read.
+        """
         self._call("adamant_load_safetensors", c_strings(map(c_path, paths)), len(paths))
 
 
 def sum_of_squares(grad: Any, executor: Optional[Executor] = None) -> float:
-    """Return the sum of squares of the finite elements of an array. Bit-reproducible on every machine."""
+    """Return the sum of squares of the finite elements of an array. Bit-reproducible on every machine.
+
+    Raises
+    ------
+    InvalidArgument
+        The array cannot be used in place, or has no dtype of gradients.
+    """
     info = array_info(grad, "the gradient")
     total = c_double()
     check(library().adamant_sum_of_squares((executor or shared_executor()).pointer, info.address or None, info.dtype,
@@ -623,6 +731,11 @@ def add_squares(grad: Any, words: Any, executor: Optional[Executor] = None) -> N
         The gradient.
     words : array
         The total: 21 contiguous int64 of NumPy or torch, initially zero. It may be summed over ranks.
+
+    Raises
+    ------
+    InvalidArgument
+        As in sum_of_squares(); or the words are no total. Nothing has been added.
 
     Notes
     -----
@@ -674,6 +787,6 @@ def split_masters(master: Any, weight: Any, low: Any) -> None:
 
 
 def join_masters(weight: Any, low: Any, master: Any) -> None:
-    """Join split masters: the inverse of split_masters(). Writes `master`."""
+    """Join split masters: the inverse of split_masters(). Writes `master`. Raises as split_masters() does."""
     to_master, from_weight, from_low, elements = _check_masters(master, weight, low, True)
     check(library().adamant_join_masters(from_weight, from_low, elements, to_master))

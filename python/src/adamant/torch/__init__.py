@@ -114,9 +114,9 @@ class AdamW(Steps, torch_adamw):
         Rounding of bfloat16 params. Rounded to nearest, a param without a master ignores updates below half a unit in
         its last place.
     rounding_seed : int, default 0
-        Seed of stochastic rounding. The random bits are a function of the seed, the step, the element and the param's
-        name, or its index in the group if it has no name. They also depend on the sharding of DTensors that are sharded
-        along another dimension than the first.
+        Seed of stochastic rounding. The random bits are a function of the seed, the step, the element, the number of
+        the param's group and the param's name, or its index in the group if it has no name. They also depend on the
+        sharding of DTensors that are sharded along another dimension than the first.
     master : bool, default False
         Keep float32 master weights of bfloat16 and float16 params, in `state[p]["master_param"]`. If `state_format`
         splits masters, bfloat16 params have split masters instead.

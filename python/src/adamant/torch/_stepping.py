@@ -582,8 +582,9 @@ class Steps(Backward, Saving):
     def take_weights(self) -> None:
         """Copy the current weights to masters and host copies.
 
-        Call it after writes through `param.data` with masters, offload, zenflow or params on a GPU: torch records no
-        such write. With zenflow, deferred updates that are not published are dropped from the weights.
+        Call it after writes through `param.data` with masters, offload, zenflow, track_changes or params on a GPU:
+        torch records no such write. With track_changes, marks all weights as changed. With zenflow, deferred updates
+        that are not published are dropped from the weights.
         """
         self._versions.clear()
         if self._changes is not None:
