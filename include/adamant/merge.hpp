@@ -112,8 +112,7 @@ inline void check_same_param(state_dict const& state, state_param const& param, 
 /// All states must have the same step, loss scaler, metadata and groups. Groups and params may be in any order, because
 /// names identify them. The result has the params and tensors of all states: first the params of the first state in its
 /// order, then those that later states add. It may still lack parts of parameters. Its tensors keep the pointers of the
-/// states to memory, sources and targets. Only the owners of the first state are copied, so all states and their arrays
-/// must outlive the result.
+/// states to memory, sources and targets, which must outlive the result; it shares the owners of all states.
 /// @throws invalid_argument naming what differs or overlaps, for no states, and if validate() rejects a state.
 [[nodiscard]] inline state_dict merge(std::span<state_dict const> states)
 {
@@ -141,6 +140,8 @@ inline void check_same_param(state_dict const& state, state_param const& param, 
                                          "state " + std::to_string(origins[entry->second]), state, param, label);
             }
         }
+        if (i != 0)
+            result.owners.insert(result.owners.end(), state.owners.begin(), state.owners.end());
         for (state_tensor tensor : tensors) {
             tensor.param = index.at(state.params[tensor.param].name);
             result.tensors.push_back(tensor);

@@ -1,12 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
-// Calls in random order, right and wrong ones, with and without a device that fails: optimizers with and without
-// deferred gradients must both behave as one model of a step says.
+// Calls in random order, right and wrong ones, with and without a device that fails, and with reductions over ranks
+// that fail: optimizers with and without deferred gradients must both behave as one model of a step says.
 #include <algorithm>
 #include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <exception>
 #include <limits>
 #include <memory>
+#include <optional>
+#include <span>
+#include <stdexcept>
 #include <string>
 #include <thread>
+#include <type_traits>
 #include <vector>
 
 #include <adamant/changes.hpp>
@@ -28,6 +35,8 @@ enum class call_kind {
     abandon,
     step,
     step_gradients,
+    step_async,
+    place,
     set_gradient,
     set_hyperparameters,
     add_group,
@@ -35,7 +44,7 @@ enum class call_kind {
     state,
     load
 };
-constexpr std::size_t call_kinds = 13;
+constexpr std::size_t call_kinds = 15;
 constexpr char const* names[] = {"begin_step()",
                                  "submit()",
                                  "skip()",
@@ -43,6 +52,8 @@ constexpr char const* names[] = {"begin_step()",
                                  "abandon()",
                                  "step()",
                                  "step_gradients()",
+                                 "step_async()",
+                                 "place()",
                                  "set_gradient()",
                                  "set_hyperparameters()",
                                  "add_group()",
@@ -65,6 +76,8 @@ struct session_model {
         if (call == call_kind::finish || call == call_kind::abandon || is_of_shard) {
             if (!is_open)
                 return std::string("cannot call ") + names[std::size_t(call)] + ": no step is open";
+        } else if (call == call_kind::place && is_open) {
+            return ": a step is in progress"; // zenflow's set_device_arrays() comes first
         } else if (call != call_kind::set_gradient && is_open) {
             return std::string("cannot call ") + names[std::size_t(call)] + ": a step is in progress";
         }
@@ -96,17 +109,34 @@ struct session_model {
     }
 };
 
+// A reduction over one rank. Armed, its next call throws, if that is the number `calls` from now; it may have been
+// called too seldom for that.
+struct failing_reduction {
+    std::size_t calls = 0; // 0: not armed
+    bool throws_device_error = false;
+    bool has_thrown = false;
+
+    void operator()()
+    {
+        if (calls == 0 || --calls != 0)
+            return;
+        has_thrown = true;
+        if (throws_device_error)
+            throw device_error("adamant: another rank's device has failed");
+        throw std::runtime_error("another rank has failed");
+    }
+};
+
 template <class Subject>
 class walker {
 public:
     walker(std::uint64_t seed, subject_options const& options, bool has_device)
         : random_(seed), on_(has_device ? test::make_device() : nullptr), mine_(make_arrays(seed)),
-          expected_(make_arrays(seed)), subject_(mine_, options), reference_(expected_, without_team(options))
+          expected_(make_arrays(seed)), reduces_(options.step.reduce != nullptr),
+          subject_(mine_, with_failing_reductions(options)), reference_(expected_, without_team(options))
     {
-        if (on_ != nullptr) {
-            subject_.prepare_place(on_);
-            subject_.place(on_);
-        }
+        if (on_ != nullptr)
+            change_placement();
         model_.items.assign(mine_.size(), item::awaited);
         draw_gradients();
     }
@@ -122,6 +152,10 @@ public:
         for (int k = 0; k < calls; ++k) {
             call_kind call = static_cast<call_kind>(random_.below(call_kinds));
             std::size_t i = random_.below(mine_.size() + (random_.below(8) == 0));
+            if (call == call_kind::step_async && !std::is_same_v<Subject, plain_subject>)
+                call = call_kind::step;
+            if (call == call_kind::place && on_ == nullptr)
+                call = call_kind::prepare;
             if (random_.below(3) != 0) { // a step would rarely be complete
                 bool const is_complete = model_.count(item::awaited) == 0;
                 call = !model_.is_open ? call_kind::begin_step : is_complete ? call_kind::finish : call_kind::submit;
@@ -134,9 +168,17 @@ public:
             make(call_kind::abandon, 0);
         compare();
     }
-    std::size_t failures = 0, skipped = 0;
+    std::size_t failures = 0, skipped = 0, failed_reductions = 0;
 
 private:
+    subject_options with_failing_reductions(subject_options options)
+    {
+        if (reduces_) {
+            options.step.reduce = [this](std::span<std::int64_t>) { reduction_(); };
+            options.zenflow.reduce_columns = [this](std::span<std::int64_t>, column_reduction) { reduction_(); };
+        }
+        return options;
+    }
     static subject_options without_team(subject_options options)
     {
         options.threads = 0;
@@ -153,6 +195,7 @@ private:
     }
     void draw_gradients()
     {
+        values_.max_norm = random_.below(3) == 0 ? std::optional(random_.below(2) == 0 ? 0.02 : 1e6) : std::nullopt;
         bool const is_bad = random_.below(8) == 0;
         gradients_.resize(mine_.size());
         for (std::size_t i = 0; i < mine_.size(); ++i) {
@@ -169,9 +212,13 @@ private:
     void make(call_kind call, std::size_t i)
     {
         std::string const refusal = model_.refusal(call, i);
-        bool const steps = call == call_kind::finish || call == call_kind::step || call == call_kind::step_gradients;
+        bool const steps = call == call_kind::finish || call == call_kind::step || call == call_kind::step_gradients ||
+                           call == call_kind::step_async;
         bool is_armed = false;
-        if (on_ != nullptr && steps && refusal.empty() && random_.below(3) == 0) {
+        reduction_ = {};
+        if (reduces_ && steps && refusal.empty() && random_.below(4) == 0) {
+            reduction_ = {1 + random_.below(2), random_.below(2) == 0};
+        } else if (is_placed_ && steps && refusal.empty() && random_.below(3) == 0) {
             constexpr device_operation kinds[] = {device_operation::copy_up, device_operation::copy_down,
                                                   device_operation::work};
             on_->fail(kinds[random_.below(3)], random_.below(6));
@@ -181,23 +228,15 @@ private:
         optimizer_report report;
         try {
             run(call, i, gradients, report);
-        } catch (invalid_argument const& error) {
-            INFO(error.what() << "\nexpected: " << refusal);
-            REQUIRE(!refusal.empty());
-            REQUIRE(std::string(error.what()).find(refusal) != std::string::npos);
-            return;
-        } catch (device_error const& error) {
+        } catch (std::exception const& error) {
+            if (!reduction_.has_thrown)
+                return make_of_error(error, refusal, is_armed, gradients);
             INFO(error.what());
-            REQUIRE(is_armed);
-            ++failures;
-            on_->resume();
-            model_.is_open = false;
-            if (std::string(error.what()).find("is complete nevertheless") != std::string::npos)
-                step_reference(gradients);
+            REQUIRE(std::string(error.what()).find("another rank") != std::string::npos);
+            ++failed_reductions; // finish() leaves its step open
             REQUIRE(subject_.by.steps() == model_.steps);
-            recover();
-            compare();
-            draw_gradients();
+            if (!model_.is_open)
+                compare();
             return;
         }
         INFO("expected: " << refusal);
@@ -212,20 +251,67 @@ private:
             skipped += report.outcome == step_outcome::skipped;
             draw_gradients();
         }
-        if (call == call_kind::abandon || call == call_kind::state || call == call_kind::load)
+        if (call == call_kind::abandon || call == call_kind::state || call == call_kind::load ||
+            call == call_kind::place)
             compare();
+    }
+    // Compares an error that no reduction has thrown with the model.
+    void make_of_error(std::exception const& thrown, std::string const& refusal, bool is_armed,
+                       std::vector<void const*> const& gradients)
+    {
+        if (auto const* const error = dynamic_cast<invalid_argument const*>(&thrown)) {
+            INFO(error->what() << "\nexpected: " << refusal);
+            REQUIRE(!refusal.empty());
+            REQUIRE(std::string(error->what()).find(refusal) != std::string::npos);
+            return;
+        }
+        INFO(thrown.what());
+        REQUIRE(dynamic_cast<device_error const*>(&thrown) != nullptr);
+        REQUIRE(is_armed);
+        ++failures;
+        on_->resume();
+        model_.is_open = false;
+        if (std::string(thrown.what()).find("is complete nevertheless") != std::string::npos)
+            step_reference(gradients);
+        REQUIRE(subject_.by.steps() == model_.steps);
+        recover();
+        compare();
+        draw_gradients();
+    }
+    void change_placement()
+    {
+        if constexpr (std::is_same_v<Subject, plain_subject>) {
+            std::vector<std::size_t> const sizes = subject_.by.shard_sizes();
+            subject_.by.place(on_, split(sizes, {.ratio = static_cast<double>(random_.below(5)) / 4}));
+            is_placed_ = true;
+        } else {
+            if (!is_placed_) {
+                subject_.there.clear();
+                subject_.prepare_place(on_);
+            }
+            subject_.place(is_placed_ ? nullptr : on_);
+            is_placed_ = !is_placed_;
+        }
     }
     void run(call_kind call, std::size_t i, std::vector<void const*> const& gradients, optimizer_report& report)
     {
         auto& by = subject_.by;
         switch (call) {
-        case call_kind::begin_step: return by.begin_step();
+        case call_kind::begin_step: return by.begin_step(values_);
         case call_kind::submit: return by.submit(i);
         case call_kind::skip: return by.skip(i);
         case call_kind::finish: report = by.finish(); return;
         case call_kind::abandon: return by.abandon();
-        case call_kind::step: report = by.step(); return;
-        case call_kind::step_gradients: report = by.step_gradients(gradients); return;
+        case call_kind::step: report = by.step(values_); return;
+        case call_kind::step_gradients: report = by.step_gradients(gradients, values_); return;
+        case call_kind::step_async:
+            if constexpr (std::is_same_v<Subject, plain_subject>)
+                report = by.step_async(values_).wait();
+            return;
+        case call_kind::place:
+            change_placement();
+            subject_.set_gradients(gradients_);
+            return;
         case call_kind::set_gradient: return by.set_gradient(i, mine_[i % mine_.size()].grad.data());
         case call_kind::set_hyperparameters: return by.set_hyperparameters(0, by.groups()[0].hyper);
         case call_kind::add_group: by.add_group("group " + std::to_string(by.groups().size()), {}); return;
@@ -253,7 +339,7 @@ private:
         for (std::size_t i = 0; i < mine_.size(); ++i)
             if (gradients[i] != nullptr)
                 gradients[i] = expected_[i].grad.data();
-        optimizer_report const report = reference_.by.step_gradients(gradients);
+        optimizer_report const report = reference_.by.step_gradients(gradients, values_);
         model_.steps = reference_.by.steps();
         return report;
     }
@@ -280,19 +366,29 @@ private:
     std::shared_ptr<emulated_device> on_;
     std::vector<param_arrays> mine_, expected_;
     std::vector<std::vector<float>> gradients_; // of the next step
+    step_values values_;                        // of the next step
+    bool is_placed_ = false;
+    bool reduces_;
+    failing_reduction reduction_;
     Subject subject_, reference_;
 };
 
 template <class Subject>
 void walk_all(std::uint64_t first, std::uint64_t end)
 {
-    std::size_t failures = 0, skipped = 0;
+    std::size_t failures = 0, skipped = 0, failed_reductions = 0;
     for (std::uint64_t seed = first; seed < end; ++seed) {
         subject_options options;
         options.threads = seed % 3 == 0 ? 0 : 2;
         options.step.max_norm = seed % 4 < 2 ? 0.05 : 0;
         options.step.speculate = static_cast<speculation>(seed % 3);
         options.step.device_timeout_s = 20;
+        if (seed % 5 == 3)
+            options.step.journal_budget_bytes = 0;
+        if (seed % 4 == 1) {
+            options.step.reduce = [](std::span<std::int64_t>) {};
+            options.zenflow.reduce_columns = [](std::span<std::int64_t>, column_reduction) {};
+        }
         options.zenflow = {.topk_ratio = 0.2, .select_interval = 3, .update_interval = 2};
         options.zenflow.overlap = seed % 5 != 0;
         if (seed % 7 == 0)
@@ -302,9 +398,11 @@ void walk_all(std::uint64_t first, std::uint64_t end)
         each.walk(150);
         failures += each.failures;
         skipped += each.skipped;
+        failed_reductions += each.failed_reductions;
     }
     CHECK(failures > (end - first) / 4);
     CHECK(skipped > end - first);
+    CHECK(failed_reductions > (end - first) / 4);
 }
 
 // Occupies a team for as long as it lives, or until another request waits for the team.
@@ -346,7 +444,7 @@ TEST_CASE("calls in any order go by one model of a step: the optimizer with defe
 
 TEST_CASE("calls in any order go by one model of a step, many of them", "[slow][once]")
 {
-    walk_all<plain_subject>(100, 160);
+    walk_all<plain_subject>(1000, 1150);
     walk_all<zenflow_subject>(100, 160);
 }
 

@@ -9,6 +9,7 @@
 #include <ctime>
 #include <functional>
 #include <limits>
+#include <memory>
 #include <optional>
 #include <span>
 #include <string>
@@ -610,6 +611,24 @@ TEST_CASE("the states of ranks are merged")
         }
         REQUIRE(difference(merge(ranks), whole.state) == "");
     }
+}
+
+TEST_CASE("a merged state keeps alive what each state keeps alive")
+{
+    std::vector<state_dict> ranks(3);
+    std::vector<std::weak_ptr<int>> owners;
+    for (state_dict& rank : ranks) {
+        auto const owner = std::make_shared<int>();
+        owners.push_back(owner);
+        rank.owners.push_back(owner);
+    }
+    auto merged = std::make_unique<state_dict>(merge(ranks));
+    ranks.clear();
+    for (auto const& owner : owners)
+        CHECK_FALSE(owner.expired());
+    merged.reset();
+    for (auto const& owner : owners)
+        CHECK(owner.expired());
 }
 
 TEST_CASE("the states of ranks that own whole params are merged")
