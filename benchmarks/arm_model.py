@@ -30,10 +30,9 @@ import datetime
 import pathlib
 import re
 import subprocess
-import sys
 import tempfile
 
-import between_marks
+import files
 
 HERE = pathlib.Path(__file__).resolve().parent
 BEGIN, END = "<!-- arm model -->", "<!-- end of arm model -->"
@@ -191,7 +190,8 @@ def markdown(rows, date):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--into", type=pathlib.Path, metavar="FILE", help="write the table between the marks in it")
+    parser.add_argument("--into", type=files.page(BEGIN, END), metavar="FILE",
+                        help="write the table between the marks in it")
     parser.add_argument("--show", metavar="KERNEL", help="print each compiler's loop, and how llvm-mca sees it")
     parser.add_argument("--date", default=datetime.date.today().isoformat(), help="default: today, %(default)s")
     parser.add_argument("--xsimd", type=pathlib.Path, metavar="FOLDER",
@@ -216,11 +216,11 @@ def main():
             kernels = list(dict.fromkeys(kernel for kernel, _ in rows))
             text = markdown([rows[k, c] for k in kernels for c in COMPILERS], options.date)
         if options.into:
-            between_marks.put(options.into, BEGIN, END, text)
+            files.put(options.into, BEGIN, END, text)
         else:
             print(text)
     except (OSError, RuntimeError, KeyError) as error:
-        sys.exit(f"arm_model.py: {error}")
+        files.fail(error)
 
 
 if __name__ == "__main__":

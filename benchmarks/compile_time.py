@@ -14,8 +14,9 @@ import pathlib
 import resource
 import statistics
 import subprocess
-import sys
 import tempfile
+
+import files
 
 root = pathlib.Path(__file__).resolve().parent.parent
 flags = ["-std=c++20", "-O2", "-fopenmp", f"-I{root}/include"]
@@ -23,19 +24,28 @@ separate = ["-DADAMANT_SEPARATE_COMPILATION"]
 standard = "".join(f"#include <{name}>\n" for name in ("vector", "string", "memory", "functional", "span"))
 
 
+def version_of(compiler):
+    try:
+        done = subprocess.run([compiler, "--version"], capture_output=True, text=True)
+    except OSError as error:
+        files.fail(f"cannot run {compiler}: {files.reason(error)}. Choose a compiler with --compiler.")
+    return done.stdout.partition("\n")[0]
+
+
 def user_seconds(compiler, source, extra, out):
     before = resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime
     done = subprocess.run([compiler, *flags, *extra, "-c", source, "-o", out], capture_output=True, text=True)
-    if done.returncode != 0:
-        sys.exit(f"{compiler} cannot compile {source}:\n{done.stderr}")
+    if done.returncode != 0 or not os.path.exists(out):
+        files.fail(f"cannot compile {source} with {compiler}:\n{done.stderr}")
     return resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime - before
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--compiler", default=os.environ.get("CXX", "g++"))
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=files.positive, default=5)
     options = parser.parse_args()
+    version = version_of(options.compiler)
     with tempfile.TemporaryDirectory() as folder:
         plain = pathlib.Path(folder, "standard.cpp")
         plain.write_text(standard)
@@ -48,7 +58,6 @@ def main():
         for _ in range(options.rounds):
             for name, source, extra in rows:
                 times[name].append(user_seconds(options.compiler, source, extra, os.path.join(folder, "out.o")))
-    version = subprocess.run([options.compiler, "--version"], capture_output=True, text=True).stdout.splitlines()[0]
     print(f"{version}, {' '.join(flags[:3])}, {options.rounds} rounds\n")
     print("| file | user seconds | range | times the first |\n| --- | --- | --- | --- |")
     unit = statistics.median(times[rows[0][0]])

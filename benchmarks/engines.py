@@ -25,6 +25,7 @@ import sys
 import tempfile
 
 sys.dont_write_bytecode = True  # the repository stays as it is
+import files
 import peers
 from engines_lists import lists_part
 from engines_megatron import megatron_part
@@ -83,22 +84,22 @@ def main():
     add = parser.add_argument
     add("--library", default=os.environ.get("ADAMANT_C_LIBRARY", built), help="libadamant_c (%(default)s)")
     add("--parts", type=lambda text: text.split(","), default=list(PARTS), help="some of " + ",".join(PARTS))
-    add("--rounds", type=int, default=21, help="of large sizes; others take more (%(default)s)")
-    add("--rest-ms", type=float, default=25, help="before each turn (%(default)s)")
+    add("--rounds", type=files.positive, default=21, help="of large sizes; others take more (%(default)s)")
+    add("--rest-ms", type=peers.milliseconds, default=25, help="before each turn (%(default)s)")
     add("--prime-rl", help="root of a checkout of prime-rl: its kernel is compiled and measured beside adamant.step()")
     add("--megatron", help="root of a checkout of Megatron-LM: its HybridDeviceOptimizer is measured with each AdamW")
     add("--quick", action="store_true", help="small sizes, a few rounds")
-    add("--json", help="write everything to this file")
+    add("--json", type=files.writable, help="write everything to this file")
     add("--child-out", help=argparse.SUPPRESS)
     asked = parser.parse_args()
     asked.rest_s = asked.rest_ms / 1000
     if asked.child_out:
         return child(asked)
     if unknown := set(asked.parts) - set(PARTS):
-        sys.exit(f"engines.py: {', '.join(unknown)} is none of {', '.join(PARTS)}")
+        files.fail(f"{', '.join(unknown)} is none of {', '.join(PARTS)}")
     if asked.quick:
         asked.rounds = min(asked.rounds, 3)
-    asked.library = peers.existing(asked.library, "adamant_c")
+    asked.library = peers.loadable(asked.library, "adamant_c")
     library = Library(asked.library, 0)
     before = peers.processor_seconds()
     results = [run_child(asked, part, library.threads) for part in asked.parts]
@@ -108,11 +109,9 @@ def main():
               "share_of_others": peers.share_of_others(before, peers.processor_seconds())}
     for one in results:
         result["versions"].update(one["versions"])
-    if asked.json:
-        with open(asked.json, "w") as file:
-            json.dump(result, file, indent=1)
-            file.write("\n")
     print(table(result))
+    if asked.json:
+        asked.json.write_text(json.dumps(result, indent=1) + "\n")
     return any("failed" in one for one in results)
 
 

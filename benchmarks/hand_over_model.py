@@ -29,9 +29,8 @@ an element, whatever the CPU.
 """
 import argparse
 import heapq
-import pathlib
 
-import between_marks
+import files
 
 BEGIN, END = "<!-- hand-over model -->", "<!-- end of hand-over model -->"
 STORES, GROUP, GRANULE = 10, 8, 64
@@ -235,7 +234,8 @@ def three_times(text):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--line-ns", type=three_times, help="a cache line within a die, across dies and across sockets")
-    parser.add_argument("--into", help="write the table into this file, between its two marks")
+    parser.add_argument("--into", type=files.page(BEGIN, END),
+                        help="write the table into this file, between its two marks")
     asked = parser.parse_args()
     machines = MACHINES
     if asked.line_ns:
@@ -243,7 +243,7 @@ def main():
     text = (f"{designs_table(machines)}\n\nLost by number of chunks, with `{DESIGNS[2]}`:\n\n{chunks_table(machines)}\n\n"
             f"Threads that a step in cache uses, with `{DESIGNS[2]}`:\n\n{threads_table(machines)}\n")
     if asked.into:
-        between_marks.put(pathlib.Path(asked.into), BEGIN, END, text)
+        files.put(asked.into, BEGIN, END, text)
     else:
         print(text)
 

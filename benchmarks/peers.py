@@ -33,6 +33,7 @@ passed on if they are set.
 import argparse
 import ctypes
 import datetime
+import importlib.util
 import json
 import os
 import platform
@@ -50,6 +51,7 @@ except ImportError:
     sys.exit("peers.py needs NumPy: pip install -r benchmarks/requirements.txt")
 
 sys.dont_write_bytecode = True  # the repository stays as it is
+import files
 import peers_contenders as contenders
 import peers_report as report
 from peers_contenders import CONTENDERS, TYPES, Job, Library, Missing
@@ -97,8 +99,8 @@ def choose_elements(asked, types):
     available = 0.9 * available_bytes()
     needed = max(needed_bytes(t, asked or 1) for t in types)
     if asked and needed > available:
-        sys.exit(f"peers.py: {asked} elements need {needed / 1e9:.1f} GB of memory, but only {available / 1e9:.1f} GB "
-                 "are available; ask for fewer with --elements")
+        files.fail(f"{asked} elements need {needed / 1e9:.1f} GB of memory, but only {available / 1e9:.1f} GB are "
+                   "available; ask for fewer with --elements")
     n = asked or 2**27
     while max(needed_bytes(t, n) for t in types) > available:
         n //= 2
@@ -284,7 +286,7 @@ def run_child(asked, threads):
         # Peers print what they like; standard output is for the table.
         status = subprocess.run(command, env=child_environment(threads), stdout=sys.stderr).returncode
         if status != 0:
-            sys.exit(f"peers.py: the process for --threads {threads} ended with status {status}, after the words above")
+            files.fail(f"the process for --threads {threads} ended with status {status}, after the words above")
         with open(out) as file:
             return json.load(file)
 
@@ -344,10 +346,33 @@ def merged(asked, cores, results, others):
 # ---------------------------------------------------------------------------------------------------------- arguments
 
 
-def existing(path, what):
-    if not os.path.exists(path):
-        sys.exit(f"peers.py: {path} is not there; build {what}, as the head of this file says, or give its path")
+def loadable(path, name):
+    """The absolute path of a library that can be loaded."""
+    try:
+        ctypes.CDLL(os.path.abspath(path))
+    except OSError as error:
+        files.fail(f"cannot load {name}: {error}. Build it, as peers.py says, or give its path.")
     return os.path.abspath(path)
+
+
+def picture(text):
+    """A type of arguments: the file of a picture that can be drawn."""
+    if not text.endswith((".svg", ".png")):
+        raise argparse.ArgumentTypeError(f"cannot draw {text}: its name must end in .svg or .png")
+    if importlib.util.find_spec("matplotlib") is None:
+        raise argparse.ArgumentTypeError("cannot draw: Matplotlib is not installed. pip install -r "
+                                         "benchmarks/requirements.txt")
+    return files.writable(text)
+
+
+def counts(text):
+    return [files.positive(count) for count in text.split(",")]
+
+
+def milliseconds(text):
+    if not 0 <= float(text) < float("inf"):
+        raise argparse.ArgumentTypeError(f"value is {text}, but must be at least 0")
+    return float(text)
 
 
 def type_list(text):
@@ -366,14 +391,14 @@ def parsed():
     add("--library", default=library, help="libadamant_c (%(default)s)")
     add("--native", default=native, help="libadamant_peers (%(default)s)")
     add("--types", type=type_list, default=list(TYPES), help="some of " + ",".join(TYPES))
-    add("--elements", type=int, default=0, help="of the large size; 2^27, or the most that fit")
+    add("--elements", type=files.positive, default=0, help="of the large size; 2^27, or the most that fit")
     add("--small-elements", type=int, default=65536, help="of the size in cache; 0: none (%(default)s)")
-    add("--threads", default="", help="numbers, like 1,8; one and one per core")
-    add("--rounds", type=int, default=11, help="that count (%(default)s)")
-    add("--rest-ms", type=float, default=25, help="before each contender (%(default)s)")
+    add("--threads", type=counts, help="numbers, like 1,8; one and one per core")
+    add("--rounds", type=files.positive, default=11, help="that count (%(default)s)")
+    add("--rest-ms", type=milliseconds, default=25, help="before each contender (%(default)s)")
     add("--pages", choices=("2M", "4K"), default="2M", help="of the arrays (%(default)s)")
-    add("--json", help="write everything to this file")
-    add("--plot", help="draw a picture to this file, .svg or .png; needs Matplotlib")
+    add("--json", type=files.writable, help="write everything to this file")
+    add("--plot", type=picture, help="draw a picture to this file, .svg or .png; needs Matplotlib")
     add("--from-json", help="measure nothing: the table and picture of this file")
     add("--engines", nargs=argparse.REMAINDER, help="the Python package in PyTorch and DeepSpeed; the rest is for "
         "engines.py")
@@ -383,16 +408,24 @@ def parsed():
 
 
 def run(asked):
-    asked.library = existing(asked.library, "adamant_c")
-    asked.native = existing(asked.native, "adamant_peers")
+    asked.library = loadable(asked.library, "adamant_c")
+    asked.native = loadable(asked.native, "adamant_peers")
     if asked.small_elements % 64 or asked.small_elements < 0:
-        sys.exit("peers.py: --small-elements has to be a multiple of 64")
+        files.fail(f"--small-elements is {asked.small_elements}, but must be a multiple of 64")
     asked.elements = choose_elements(asked.elements, asked.types)
     cores = cores_of(asked)
-    threads = [int(t) for t in asked.threads.split(",")] if asked.threads else sorted({1, cores})
+    threads = asked.threads or sorted({1, cores})
     before = processor_seconds()
     results = [run_child(asked, t) for t in threads]
     return merged(asked, cores, results, share_of_others(before, processor_seconds()))
+
+
+def show(result, asked):
+    print(report.table(result))
+    if asked.json:
+        asked.json.write_text(json.dumps(result, indent=1) + "\n")
+    if asked.plot:
+        report.plot(result, asked.plot, list(CONTENDERS))
 
 
 def main():
@@ -403,20 +436,9 @@ def main():
     if asked.child_threads:
         return child(asked)
     if asked.from_json:
-        with open(asked.from_json) as file:
-            result = json.load(file)
+        files.read(asked.from_json, "peers.py --json", lambda result: show(result, asked))
     else:
-        result = run(asked)
-    if asked.json:
-        with open(asked.json, "w") as file:
-            json.dump(result, file, indent=1)
-            file.write("\n")
-    print(report.table(result))
-    if asked.plot:
-        try:
-            report.plot(result, asked.plot, list(CONTENDERS))
-        except ImportError as e:
-            sys.exit(f"peers.py: no picture without Matplotlib ({e})")
+        show(run(asked), asked)
 
 
 if __name__ == "__main__":

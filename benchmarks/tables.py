@@ -10,14 +10,13 @@
 """
 
 import argparse
-import json
 import pathlib
 import re
 import subprocess
 import sys
 import tempfile
 
-import between_marks
+import files
 
 BEGIN, END = "<!-- tables -->", "<!-- end of tables -->"
 PROGRAM = pathlib.Path(__file__).resolve().parent.parent / "build/benchmark/benchmarks/adamant_benchmark"
@@ -29,13 +28,18 @@ def base_name(row):
 
 
 def run(program, arguments, save):
+    """The tables of a new run."""
     with tempfile.TemporaryDirectory() as folder:
         path = save or pathlib.Path(folder) / "rows.json"
         command = [str(program), f"--benchmark_out={path}", "--benchmark_out_format=json", *arguments]
         # What the program prints meanwhile shows progress. 1: rows were skipped, which the tables show.
-        if subprocess.run(command, stdout=sys.stderr).returncode not in (0, 1):
-            raise RuntimeError(f"{program} failed")
-        return json.loads(pathlib.Path(path).read_text())
+        try:
+            status = subprocess.run(command, stdout=sys.stderr).returncode
+        except OSError as error:
+            files.fail(f"cannot run {program}: {files.reason(error)}. Build it, as benchmarks/README.md says.")
+        if status not in (0, 1):
+            files.fail(f"cannot measure: {program} ended with status {status}. See its output above.")
+        return files.read(path, program, markdown)
 
 
 # ------------------------------------------------------------------------------------------------------------ numbers
@@ -135,23 +139,20 @@ def markdown(result):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("program", nargs="?", type=pathlib.Path, default=PROGRAM, help="default: %(default)s")
-    parser.add_argument("--into", type=pathlib.Path, metavar="FILE", help="write the tables between the marks in it")
-    parser.add_argument("--save", type=pathlib.Path, metavar="FILE.json", help="keep what was measured")
+    parser.add_argument("--into", type=files.page(BEGIN, END), metavar="FILE",
+                        help="write the tables between the marks in it")
+    parser.add_argument("--save", type=files.writable, metavar="FILE.json", help="keep what was measured")
     parser.add_argument("--from", type=pathlib.Path, metavar="FILE.json", dest="saved", help="what was kept")
     own, passed_on = sys.argv[1:], []
     if "--" in own:
         own, passed_on = own[: own.index("--")], own[own.index("--") + 1:]
     options = parser.parse_args(own)
-    try:
-        result = (json.loads(options.saved.read_text()) if options.saved
-                  else run(options.program, passed_on, options.save))
-        text = markdown(result)
-        if options.into:
-            between_marks.put(options.into, BEGIN, END, text)
-        else:
-            print(text)
-    except (OSError, RuntimeError, ValueError) as error:
-        sys.exit(f"tables.py: {error}")
+    text = (files.read(options.saved, "tables.py --save", markdown) if options.saved
+            else run(options.program, passed_on, options.save))
+    if options.into:
+        files.put(options.into, BEGIN, END, text)
+    else:
+        print(text)
 
 
 if __name__ == "__main__":
