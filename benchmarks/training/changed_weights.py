@@ -24,6 +24,7 @@ import numpy as np  # noqa: E402
 import torch  # noqa: E402
 from adamant.torch import AdamW  # noqa: E402
 
+import files  # noqa: E402
 import models  # noqa: E402
 import peers  # noqa: E402
 
@@ -187,8 +188,9 @@ def methods_table(asked):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--elements", type=int, default=2**25, help="of the large param, 16 bytes each (%(default)s)")
-    parser.add_argument("--rounds", type=int, default=11)
+    parser.add_argument("--elements", type=files.positive, default=2**25,
+                        help="of the large param, 16 bytes each (%(default)s)")
+    parser.add_argument("--rounds", type=files.positive, default=11)
     parts = {"shares": shares_table, "methods": methods_table}
     parser.add_argument("--parts", type=lambda text: text.split(","), default=list(parts),
                         help="separated by commas (default: all)")

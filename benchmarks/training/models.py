@@ -26,6 +26,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+import files
 from optimizers import Hyper
 
 PACKAGES = ("bible-kjv", "bible-kjv-text", "debian-handbook", "fortunes")
@@ -66,14 +67,18 @@ def _fortunes(root: Path) -> str:
 
 def texts(cache: Path) -> dict[str, str]:
     """All of them, in ASCII, with spaces and empty lines made single."""
-    files = {name: cache / f"{name}.txt" for name in TEXTS}
-    if not all(each.exists() for each in files.values()):
-        root = _unpack(cache)
-        for name, make in zip(TEXTS, (_bible, _handbook, _fortunes)):
-            text = make(root).encode("ascii", "replace").decode()
-            text = re.sub(r"[^\n!-~]+", " ", text)
-            files[name].write_text(re.sub(r" *\n\s*", "\n", text))
-    return {name: each.read_text(encoding="ascii", errors="replace") for name, each in files.items()}
+    paths = {name: cache / f"{name}.txt" for name in TEXTS}
+    if not all(each.exists() for each in paths.values()):
+        try:
+            root = _unpack(cache)
+            for name, make in zip(TEXTS, (_bible, _handbook, _fortunes)):
+                text = make(root).encode("ascii", "replace").decode()
+                text = re.sub(r"[^\n!-~]+", " ", text)
+                paths[name].write_text(re.sub(r" *\n\s*", "\n", text))
+        except (OSError, subprocess.CalledProcessError) as error:
+            names = ", ".join(path.name for path in paths.values())
+            files.fail(f"cannot get texts from Debian packages: {error}. Put {names} into {cache}.")
+    return {name: each.read_text(encoding="ascii", errors="replace") for name, each in paths.items()}
 
 
 def digest(found: dict[str, str]) -> str:

@@ -9,11 +9,15 @@ the number below it is that of run.py's table. """
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import statistics
+import sys
 from pathlib import Path
 from typing import Any, Iterable
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+import files  # noqa: E402
 
 REFERENCE = "float32"
 # The library's first; then what they came from, and others.
@@ -62,11 +66,16 @@ def limit_of(differences: dict[str, list[Curve]]) -> float:
     return max(0.002, 1.1 * max([end for end in ends if end <= 6 * middle] or [middle]))
 
 
+def compared(runs: dict[str, dict[int, Any]], to: str = REFERENCE) -> list[str]:
+    """Names of runs that share a seed with those named by `to`."""
+    return [name for name in runs if name != to and runs[name].keys() & runs.get(to, {}).keys()]
+
+
 def picture(experiment: str, runs: dict[str, dict[int, Curve]], losses: dict[str, dict[int, float]],
             to: str = REFERENCE) -> str:
     """All runs beside those that are named by `to`."""
     reference = runs[to]
-    names = [name for name in runs if name != to]
+    names = compared(runs, to)
     differences = {name: [[[a[0], a[1] - b[1]] for a, b in zip(curve, reference[seed])]
                           for seed, curve in runs[name].items() if seed in reference] for name in names}
     rows = -(-len(names) // COLUMNS)
@@ -124,33 +133,44 @@ def picture(experiment: str, runs: dict[str, dict[int, Curve]], losses: dict[str
     return "\n".join(out) + "\n</svg>\n"
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("results", type=Path)
-    parser.add_argument("--into", type=Path, default=Path("."))
-    parser.add_argument("--experiment", nargs="+", help="these alone")
-    parser.add_argument("--format", nargs="+", help="these alone, beside float32")
-    arguments = parser.parse_args()
+def pictures(results: dict[str, Any], experiments: list[str] | None, formats: list[str] | None) -> dict[str, str]:
+    """{experiment: picture}"""
     found: dict[str, dict[str, dict[int, Curve]]] = {}
     losses: dict[str, dict[str, dict[int, float]]] = {}
-    results: dict[str, Any] = json.loads(arguments.results.read_text())["runs"]
-    for key, run in results.items():
+    for key, run in results["runs"].items():
         experiment, name, seed = key.rsplit("/", 2)
         if "error" not in run:
             found.setdefault(experiment, {}).setdefault(name, {})[int(seed)] = run["curve"]
             losses.setdefault(experiment, {}).setdefault(name, {})[int(seed)] = run["loss"]
-    arguments.into.mkdir(parents=True, exist_ok=True)
+    drawn = {}
     for experiment, runs in found.items():
-        if REFERENCE in runs and experiment in (arguments.experiment or found):
-            # master and split_float32 are to be equal to each other, and are in the table.
-            names = sorted((name for name in runs if name not in ("master", "split_float32", REFERENCE)),
-                           key=lambda name: ORDER.index(name) if name in ORDER else len(ORDER))
-            shown = {name: runs[name] for name in [REFERENCE, *names]
-                     if name in (REFERENCE, *(arguments.format or names))}
-            path = arguments.into / f"training_{experiment}.svg"
-            path.write_text(picture(experiment, shown, losses[experiment]))
-            print(path)
+        # master and split_float32 are to be equal to each other, and are in the table.
+        names = sorted((name for name in runs if name not in ("master", "split_float32", REFERENCE)),
+                       key=lambda name: ORDER.index(name) if name in ORDER else len(ORDER))
+        shown = {name: runs[name] for name in [REFERENCE, *names]
+                 if name in runs and name in (REFERENCE, *(formats or names))}
+        if compared(shown) and experiment in (experiments or found):
+            drawn[experiment] = picture(experiment, shown, losses[experiment])
+    return drawn
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("results", type=Path)
+    parser.add_argument("--into", type=files.folder, default=".")
+    parser.add_argument("--experiment", nargs="+", help="these alone")
+    parser.add_argument("--format", nargs="+", help="these alone, beside float32")
+    arguments = parser.parse_args()
+    drawn = files.read(arguments.results, "run.py",
+                       lambda results: pictures(results, arguments.experiment, arguments.format))
+    if not drawn:
+        files.fail(f"cannot draw {arguments.results}: no experiment asked for has runs of {REFERENCE} and of another "
+                   "format with the same seed. Run run.py for both.")
+    for experiment, svg in drawn.items():
+        path = arguments.into / f"training_{experiment}.svg"
+        path.write_text(svg)
+        print(path)
 
 
 if __name__ == "__main__":

@@ -23,14 +23,16 @@ from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, Callable, Iterator
 
-sys.path.insert(0, str(Path(__file__).resolve().parent))
+HERE = Path(__file__).resolve().parent
+sys.path[:0] = [str(HERE), str(HERE.parent)]
 
 import torch  # noqa: E402
 from torch import Tensor, nn  # noqa: E402
 
+import files  # noqa: E402
 import models  # noqa: E402
 from models import EXPERIMENTS, Experiment  # noqa: E402
-from optimizers import Stepper, Watch, bytes_of, explain, stepper  # noqa: E402
+from optimizers import Hyper, Stepper, Watch, bytes_of, explain, stepper  # noqa: E402
 
 OFTEN = 50  # steps from one look at held-out text to the next
 REFERENCE = "float32"
@@ -153,6 +155,43 @@ def stages(runs: list[Run], cache: Path) -> Iterator[list[Run]]:
     yield [run for run in runs if run not in first]
 
 
+def known_format(name: str) -> str:
+    """A type of arguments: a name that stepper() knows, also if its library is not installed."""
+    try:
+        explain(name)
+        if name.startswith("adamant:"):
+            stepper(name, [nn.Parameter(torch.zeros(64))], Hyper(), 0)
+    except ImportError:
+        pass  # attempt() reports it
+    except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+        reason = "no format has this name" if isinstance(error, KeyError) else error
+        raise argparse.ArgumentTypeError(f"cannot train with {name}: {reason}. Give a name in formats.py or "
+                                         "optimizers.py, or adamant:STATE_FORMAT[:bfloat16].") from error
+    return name
+
+
+def stored(out: Path, script: str, table: Callable[[dict[str, Any]], str]) -> dict[str, Any]:
+    """The runs that a file has already. table() must accept them."""
+    def checked(result: dict[str, Any]) -> dict[str, Any]:
+        for name in result["runs"].keys():
+            experiment, _, seed = name.split("/")
+            _ = EXPERIMENTS[experiment], int(seed)
+        table(result)
+        return result
+    return files.read(out, script, checked) if out.exists() else {"runs": {}}
+
+
+def check_set_up(result: dict[str, Any], out: Path, cache: Path) -> None:
+    """Runs are added only to runs with the same environment and settings."""
+    here = environment(cache)
+    if result.setdefault("environment", here) != here:
+        files.fail(f"cannot add to {out}: it was made with {result['environment']}, but this is {here}. "
+                   "Choose another file.")
+    for name, run in result["runs"].items():
+        if run.get("setting") not in (None, EXPERIMENTS[name.split("/")[0]].setting()):
+            files.fail(f"cannot add to {out}: {name} was run as {run['setting']}. Choose another file.")
+
+
 def save(result: dict[str, Any], out: Path) -> None:
     new = out.with_suffix(".new")
     new.write_text(json.dumps(result, indent=None, separators=(",", ":")).replace('"runs":{', '"runs":{\n')
@@ -257,26 +296,20 @@ def main() -> None:
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--all", action="store_true", help="every experiment, every format")
     parser.add_argument("--experiment", action="append", choices=EXPERIMENTS)
-    parser.add_argument("--format", action="append",
+    parser.add_argument("--format", action="append", type=known_format,
                         help="a name in formats.py or optimizers.py, or adamant:STATE_FORMAT[:bfloat16]")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--out", type=Path, default=Path("results.json"))
-    parser.add_argument("--cache", type=Path, default=Path.home() / ".cache/adamant-training",
+    parser.add_argument("--out", type=files.writable, default="results.json")
+    parser.add_argument("--cache", type=files.folder, default=str(Path.home() / ".cache/adamant-training"),
                         help="for texts and weights")
-    parser.add_argument("--jobs", type=int, default=1, help="runs at a time, of one thread each")
+    parser.add_argument("--jobs", type=files.positive, default=1, help="runs at a time, of one thread each")
     arguments = parser.parse_args()
-    arguments.cache.mkdir(parents=True, exist_ok=True)
     torch.set_num_threads(1)
-    result = json.loads(arguments.out.read_text()) if arguments.out.exists() else {"runs": {}}
+    result = stored(arguments.out, "run.py", table)
     if not (arguments.all or arguments.experiment or arguments.format):
         print(table(result))
         return
-    here = environment(arguments.cache)
-    if result.setdefault("environment", here) != here:
-        sys.exit(f"{arguments.out} was made with {result['environment']}, this is {here}; take another file")
-    for name, run in result["runs"].items():
-        if run.get("setting") not in (None, EXPERIMENTS[name.split("/")[0]].setting()):
-            sys.exit(f"{name} in {arguments.out} was run as {run['setting']}; choose another file")
+    check_set_up(result, arguments.out, arguments.cache)
     missing = [run for run in chosen(arguments) if key(run) not in result["runs"]]
     for stage in stages(missing, arguments.cache):
         for run, got in done(stage, partial(attempt, cache=arguments.cache), arguments.jobs):

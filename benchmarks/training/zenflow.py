@@ -15,7 +15,6 @@ float32), those of SHORTCUTS and CONTROLS below, `all` shortcuts together, and `
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import statistics
 import sys
@@ -25,15 +24,17 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parent))
+HERE = Path(__file__).resolve().parent
+sys.path[:0] = [str(HERE), str(HERE.parent)]
 
 import torch  # noqa: E402
 from torch import Tensor  # noqa: E402
 
+import files  # noqa: E402
 from models import EXPERIMENTS  # noqa: E402
 from optimizers import Foreign, Hyper, Stepper, gradient, of_torch  # noqa: E402
-from pictures import picture  # noqa: E402
-from run import Run, done, environment, fit, keep, key, numbers, over_seeds  # noqa: E402
+from pictures import compared, picture  # noqa: E402
+from run import Run, check_set_up, done, fit, keep, key, numbers, over_seeds, stored  # noqa: E402
 
 SHORTCUTS = {
     "master": "float32 masters are overwritten from bfloat16 weights at each selection",
@@ -358,23 +359,29 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--variant", nargs="*", default=VARIANTS, help="these alone; none: what there is, again")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--out", type=Path, default=Path("zenflow.json"))
-    parser.add_argument("--picture", type=Path)
-    parser.add_argument("--cache", type=Path, default=Path.home() / ".cache/adamant-training", help="for texts")
-    parser.add_argument("--jobs", type=int, default=1, help="runs at a time, of one thread each")
+    parser.add_argument("--out", type=files.writable, default="zenflow.json")
+    parser.add_argument("--picture", type=files.writable)
+    parser.add_argument("--cache", type=files.folder, default=str(Path.home() / ".cache/adamant-training"),
+                        help="for texts")
+    parser.add_argument("--jobs", type=files.positive, default=1, help="runs at a time, of one thread each")
     arguments = parser.parse_args()
-    arguments.cache.mkdir(parents=True, exist_ok=True)
-    for name in arguments.variant:
-        try:
-            Variant.parse(name)
-        except argparse.ArgumentTypeError as error:
-            parser.error(str(error))
-    result = json.loads(arguments.out.read_text()) if arguments.out.exists() else {"runs": {}}
-    here = environment(arguments.cache)
-    if result.setdefault("environment", here) != here:
-        sys.exit(f"{arguments.out} was made with {result['environment']}, this is {here}; take another file")
+    result = stored(arguments.out, "zenflow.py", table)
     runs: list[Run] = [(EXPERIMENT, name, seed) for seed in arguments.seeds for name in arguments.variant]
     missing = [run for run in runs if key(run) not in result["runs"]]
+    for name in dict.fromkeys(name for _, name, _ in missing):
+        try:
+            stepper(name, [torch.nn.Parameter(torch.zeros(2, 2))], Hyper())
+        except (argparse.ArgumentTypeError, ImportError, RuntimeError, ValueError) as error:
+            files.fail(f"cannot train {name}: {error}. See --help.")
+    if arguments.picture is not None:
+        planned: dict[str, dict[int, Any]] = {}
+        for each in [*result["runs"], *map(key, runs)]:
+            _, name, seed = each.split("/")
+            planned.setdefault(name, {})[int(seed)] = None
+        if not compared(planned, "adamw"):
+            files.fail(f"cannot draw {arguments.picture}: no variant has a seed of adamw's. Add adamw and another to "
+                       "--variant.")
+    check_set_up(result, arguments.out, arguments.cache)
     for run, got in done(missing, partial(train, cache=arguments.cache), arguments.jobs):
         keep(result, run, got, arguments.out)
     print(table(result))
