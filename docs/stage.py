@@ -41,8 +41,11 @@ def target_in_site(page, link):
 
 
 def main():
+    reference = ROOT / "build/doxygen/html"
+    if not reference.is_dir():
+        sys.exit(f"cannot stage the site: {reference} does not exist. Run docs/build, which runs Doxygen.")
     shutil.rmtree(STAGE, ignore_errors=True)
-    shutil.copytree(ROOT / "build/doxygen/html", STAGE / "api")
+    shutil.copytree(reference, STAGE / "api")
     for page, name in PAGES.items():
         text = LINK.sub(lambda found: found[1] + target_in_site(page, found[2]) + found[3], page.read_text())
         (STAGE / name).write_text(text)

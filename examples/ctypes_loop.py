@@ -48,8 +48,11 @@ class StepValues(ctypes.Structure):
 
 
 def load(path):
-    library = ctypes.CDLL(path)
-    library.adamant_c_version.restype = c_uint32
+    try:
+        library = ctypes.CDLL(path)
+        library.adamant_c_version.restype = c_uint32
+    except (OSError, AttributeError) as error:
+        sys.exit(f"cannot load libadamant_c: {error}. Give its path.")
     library.adamant_last_error.restype = c_char_p
     library.adamant_version.restype = c_char_p
     library.adamant_optimizer_free.argtypes = library.adamant_executor_free.argtypes = [c_void_p]

@@ -124,9 +124,7 @@ class Trainer:
         self.step += 1
         x = torch.randn(32, 64, generator=torch.Generator().manual_seed(self.step))
         loss = (self.model(x.to(torch.bfloat16)).float().squeeze(1) - x.sum(1)).square().mean()
-        if self.step % 23 == 0:
-            loss = loss * float("inf")
-        loss.backward()
+        (loss * float("inf") if self.step % 23 == 0 else loss).backward()
         if self.step % 17 == 0:
             self.counts["discarded"] += 1
         else:
@@ -183,7 +181,10 @@ def main():
     arguments.add_argument("--port", type=int, default=29611)
     arguments.add_argument("--role", choices=["both", "receiver", "trainer"], default="both")
     asked = arguments.parse_args()
-    asked.folder.mkdir(parents=True, exist_ok=True)
+    try:
+        asked.folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        arguments.error(f"cannot make the folder {asked.folder}: {error.strerror}. Choose another.")
     if asked.role == "receiver":
         return Receiver(asked.folder).serve(asked.port)
     if asked.role == "trainer":
