@@ -11,6 +11,8 @@ import hashlib
 import os
 import sys
 
+from requirement import required
+
 OVERFLOWS = (7, 8, 13)  # steps
 WIDTH = 256
 
@@ -25,8 +27,8 @@ def main() -> int:
                         ("MASTER_PORT", "29500")):
         os.environ.setdefault(name, value)
     # Here, because the worker that SuperOffload spawns imports this file.
-    import deepspeed
     import torch
+    deepspeed = required("deepspeed", "pip install deepspeed")
     config = {
         "train_micro_batch_size_per_gpu": 8,
         "optimizer": {"type": "AdamW", "params": {"lr": 1e-3, "betas": [0.9, 0.95], "weight_decay": 0.05}},

@@ -1,15 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """Trains a small model with DeepSpeed's ZeRO and CPU offload, and writes its losses.
 
-Run: torchrun deepspeed_train.py STAGE [fp32|bf16] [CPUADAM_CORES_PERC]. The environment selects the op.
+Run: LOSSES=FILE torchrun deepspeed_train.py STAGE [fp32|bf16] [CPUADAM_CORES_PERC]. The environment selects the op.
 """
 import json
 import os
 import sys
 
-import deepspeed
 import torch
 
+from requirement import required
+
+if len(sys.argv) < 2 or not {"RANK", "LOSSES"} <= os.environ.keys():
+    sys.exit(__doc__)
+deepspeed = required("deepspeed", "pip install deepspeed")
 stage, kind = int(sys.argv[1]), sys.argv[2] if len(sys.argv) > 2 else "fp32"
 offload = {"device": "cpu", "pin_memory": False}
 if len(sys.argv) > 3:

@@ -17,6 +17,8 @@ import tempfile
 import warnings
 from typing import Any, Dict, List
 
+from requirement import required
+
 KINDS = ("dp_reshardable", "fully_reshardable")
 MODES = ((False, 1.0), (True, 1.0), (False, 0.5))  # whether transfers overlap with steps, and the share offloaded
 
@@ -103,8 +105,8 @@ def main() -> int:
     sys.path.insert(0, os.path.abspath(sys.argv[1]))
     warnings.simplefilter("ignore")
     import torch.distributed
+    parallel_state = required("megatron.core.parallel_state", f"{sys.argv[1]} must be a checkout of Megatron-LM")
     from adamant.integrations import megatron
-    from megatron.core import parallel_state
     with tempfile.TemporaryDirectory() as folder:
         torch.distributed.init_process_group("nccl", init_method=f"file://{folder}/store", rank=0, world_size=1)
         parallel_state.initialize_model_parallel()
