@@ -185,10 +185,9 @@ def main():
         asked.folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         arguments.error(f"cannot make the folder {asked.folder}: {error.strerror}. Choose another.")
-    if asked.role == "receiver":
-        return Receiver(asked.folder).serve(asked.port)
-    if asked.role == "trainer":
-        return Trainer(asked.folder, asked.port).run_all()
+    if asked.role != "both":
+        trains = asked.role == "trainer"
+        return Trainer(asked.folder, asked.port).run_all() if trains else Receiver(asked.folder).serve(asked.port)
     receiver = subprocess.Popen([sys.executable, __file__, *sys.argv[1:], "--role", "receiver"])
     try:
         Trainer(asked.folder, asked.port, receiver).run_all()
