@@ -441,10 +441,13 @@ def test_report_of_shards_in_two_optimizers(executor):
         optimizer.add_shard(optimizer.add_group("all"), "w", **a)
         reports.append(optimizer.step())
     seconds = reports[0].seconds + reports[1].seconds
-    reports[0].join(reports[1], same_gradients=False)
+    finite = optimizer.step([np.zeros(64, np.float32)])
+    reports[0].join(reports[1], 1, same_gradients=False)
     assert (reports[0].elements, reports[0].nonfinite_grads, reports[0].seconds) == (164, 6, seconds)
-    reports[0].join(reports[1], same_gradients=True)
-    assert (reports[0].elements, reports[0].nonfinite_grads) == (228, 6)
+    reports[0].join(reports[1], 1, same_gradients=True)
+    assert (reports[0].elements, reports[0].nonfinite_grads, reports[0].first_nonfinite_shard) == (228, 6, 0)
+    finite.join(reports[1], 1, same_gradients=False)
+    assert (finite.has_first_nonfinite, finite.first_nonfinite_shard, finite.first_nonfinite_index) == (1, 1, 0)
 
 
 def test_select_cores_splits_the_cores():

@@ -311,6 +311,24 @@ print(statuses == [7])
         assert child == "True"
 
 
+def test_a_process_forked_while_an_executor_is_created_creates_its_own():
+    assert words("""
+import os, threading
+import adamant
+from adamant import executor
+def fork():
+    pid = os.fork()
+    if pid == 0:
+        print(adamant.executor.shared_executor(threads=1).threads, flush=True)
+        os._exit(0)
+    os.waitpid(pid, 0)
+with executor._lock:
+    thread = threading.Thread(target=fork)
+    thread.start()
+    thread.join()
+""", timeout=60) == ["1"]
+
+
 def test_a_fork_of_the_main_thread_in_a_step_stays_in_it():
     assert words("""
 import os, signal

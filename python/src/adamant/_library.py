@@ -246,14 +246,25 @@ class Report(Struct):
     # The report of deferred updates, for an optimizer with zenflow.
     zenflow: Optional["ZenFlowReport"] = None
 
-    def join(self, other: "Report", same_gradients: bool) -> None:
-        """Adds the report of other shards in the same step. same_gradients: both have measured all gradients."""
+    def join(self, other: "Report", first_shard: int, same_gradients: bool) -> None:
+        """Adds the report of other shards in the same step.
+
+        Parameters
+        ----------
+        first_shard : int
+            Number of the first of them among all.
+        same_gradients : bool
+            Both have measured the gradients of all shards.
+        """
         sums = [name for name, kind in self._fields_ if name.endswith(("_seconds", "_bytes", "seconds", "elements"))]
         for name in [*sums, "shards_waited"]:
             if name != "struct_bytes":
                 setattr(self, name, getattr(self, name) + getattr(other, name))
         if not same_gradients:
             self.nonfinite_grads += other.nonfinite_grads
+        if other.has_first_nonfinite and not self.has_first_nonfinite:
+            self.has_first_nonfinite, self.first_nonfinite_index = 1, other.first_nonfinite_index
+            self.first_nonfinite_shard = first_shard + other.first_nonfinite_shard
         for name in ("speculated", "rolled_back", "measured"):
             setattr(self, name, getattr(self, name) | getattr(other, name))
         self.step = max(self.step, other.step)

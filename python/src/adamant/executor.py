@@ -214,6 +214,14 @@ _defaults: Dict[tuple, Tuple[Optional[str], int]] = {}  # cores and threads, by 
 _lock = threading.Lock()
 
 
+def _renew_lock() -> None:
+    global _lock
+    _lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_renew_lock)  # another thread may have held it
+
+
 def _default_cores_and_threads() -> Tuple[Optional[str], int]:
     # Reading the CPU quota takes longer than a small step.
     launched = tuple(map(os.environ.get, ("LOCAL_WORLD_SIZE", "LOCAL_SIZE", "LOCAL_RANK")))

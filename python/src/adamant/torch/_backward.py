@@ -488,13 +488,14 @@ class Backward:
             self._abandon("hyperparameters have changed since backward() began the step")
             return self._step_all()
         skipped = [number for number in range(len(step_group.params)) if number not in step.submitted]
+        step_groups = [step_group]
         if has_new_params:  # raises while the step is still open
             self._add_step_groups()
-            for other in (self._step_groups or [])[1:]:
+            step_groups = self._step_groups or []
+            for other in step_groups[1:]:
                 other.check_gradients()
         self._open = None  # if finish() fails, it abandons the step
-        reports = [step_group.finish(skipped, self)]
+        reports = [step_group.finish(skipped, self), *(other.step(self, skips=True) for other in step_groups[1:])]
         if has_new_params:
-            reports += [other.step(self, skips=True) for other in (self._step_groups or [])[1:]]
             self._step_groups = None  # the next step makes one of them
-        return self._joined(reports)
+        return self._joined(reports, step_groups)

@@ -476,7 +476,7 @@ class Steps(Backward, Saving):
             self._total_words = None
         if len(step_groups) > 1:
             self._step_groups = None  # the next step makes one of them
-        return self._joined(reports)
+        return self._joined(reports, step_groups)
 
     def _refresh_groups(self) -> None:
         """Makes the next step create its groups again, because libadamant_c has the gradients of a failed step."""
@@ -484,10 +484,12 @@ class Steps(Backward, Saving):
         if not self._is_stale:
             self._step_groups = None
 
-    def _joined(self, reports: List[Report]) -> Optional[Report]:
+    def _joined(self, reports: List[Report], step_groups: List[StepGroup]) -> Optional[Report]:
         """One report for the step groups of a step."""
-        for report in reports[1:]:
-            reports[0].join(report, same_gradients=self._needs_norm)
+        first = 0
+        for report, before in zip(reports[1:], step_groups):
+            first += len(before.params)
+            reports[0].join(report, first, same_gradients=self._needs_norm)
         return reports[0] if reports else None
 
     def _sum_squares(self, step_groups: List[StepGroup], grads: List[List[Optional[Tensor]]]) -> Tensor:
