@@ -235,14 +235,13 @@ class Report(Struct):
                 ("global_norm", c_double), ("clip_coefficient", c_double), ("elements", c_size_t),
                 ("shards_waited", c_size_t), ("journal_bytes", c_size_t), ("seconds", c_double),
                 ("gradients_seconds", c_double), ("update_seconds", c_double), ("gradients_bytes", c_size_t),
-                ("update_bytes", c_size_t), ("threads", c_uint32), ("isa", c_char_p), ("_pus", c_void_p),
+                ("update_bytes", c_size_t), ("threads", c_uint32), ("isa", c_char_p), ("pus", c_char_p),
                 ("ratio", c_double), ("cpu_busy_seconds", c_double), ("device_work_seconds", c_double),
                 ("device_up_seconds", c_double), ("device_down_seconds", c_double), ("device_elements", c_size_t),
                 ("device_work_bytes", c_size_t), ("device_up_bytes", c_size_t), ("device_down_bytes", c_size_t),
                 ("measured", c_int32), ("cpu_quota", c_double)]
 
     _enumerators = {"outcome": ("applied", "skipped")}
-    pus = b""  # a copy, because the text in C ends with its optimizer
     # The report of deferred updates, for an optimizer with zenflow.
     zenflow: Optional["ZenFlowReport"] = None
 

@@ -11,7 +11,7 @@ from numbers import Integral, Real
 from typing import Any, Callable, Dict, List, Optional, Sequence, Union
 
 from ._library import (Error, Handle, InvalidArgument, OptimizerOptions, ReduceColumns, Report, ZenFlowOptions,
-                       ZenFlowParam, ZenFlowPosition, ZenFlowReport, c_text, check, library, weakly)
+                       ZenFlowParam, ZenFlowPosition, c_text, check, library, weakly)
 from ._signals import delayed_signals
 from .executor import Executor
 from .optimizer import OptimizerHandle, enum_value, hyperparameters, make_shard, nonfinite_policies
@@ -151,8 +151,8 @@ class ZenFlowOptimizer(OptimizerHandle):
 
     def add_group(self, name: str, *, maximize: bool, **hyper: Any) -> int:
         number = c_size_t()
-        self._call("adamant_zenflow_add_group", c_text(name, "a group's name"), byref(hyperparameters(**hyper)), int(maximize),
-                   byref(number))
+        self._call("adamant_zenflow_add_group", c_text(name, "a group's name"), byref(hyperparameters(**hyper)),
+                   int(maximize), byref(number))
         return number.value
 
     def set_hyperparameters(self, group: int, **hyper: Any) -> None:
@@ -185,30 +185,23 @@ class ZenFlowOptimizer(OptimizerHandle):
     def step_at(self, addresses: "packed[int]") -> Report:
         """Steps with the gradients at these addresses, one for each param; 0 skips a param. The returned report has the
         attribute `zenflow`."""
-        report, zenflow_report = self._empty_report(), ZenFlowReport.initialised()
-        self._call("adamant_zenflow_step_gradients", addresses.buffer_info()[0], len(addresses), None, byref(report),
-                   byref(zenflow_report))
-        report.zenflow = zenflow_report
-        return report
+        return self._call_for_report("adamant_zenflow_step_gradients", addresses.buffer_info()[0], len(addresses), None)
 
     def step_on_device(self, event: int, present: Sequence[bool]) -> Report:
         """Waits for the caller's event and steps with the gradients that were passed to set_device_arrays()."""
-        report, zenflow_report = self._empty_report(), ZenFlowReport.initialised()
         assert self._device is not None
         check(library().adamant_cuda_device_wait_event(self._device.pointer, event))
         self._call("adamant_zenflow_begin_step", None)
         try:
             for number, is_present in enumerate(present):
                 self._call("adamant_zenflow_submit" if is_present else "adamant_zenflow_skip", number)
-            self._call("adamant_zenflow_finish", byref(report), byref(zenflow_report))
+            return self._call_for_report("adamant_zenflow_finish")
         except BaseException:
             try:
                 self._call("adamant_zenflow_abandon")
             except Error:  # the step has ended, or the device has failed
                 pass
             raise
-        report.zenflow = zenflow_report
-        return report
 
     def set_device_arrays(self, number: int, grad: Any, weights: Any) -> None:
         """Sets the gradient and the weights of a param on the device, both by rows. Call it before place()."""

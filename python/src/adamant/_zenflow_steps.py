@@ -19,8 +19,8 @@ import torch
 from torch import Tensor
 
 from ._arrays import GROUP_ELEMS
-from ._host_copies import (align_gradient, as_dtensor, check_memory, flat, has_allocation, is_dense, local, memory_version,
-                           record_writes, write_count)
+from ._host_copies import (align_gradient, as_dtensor, check_memory, flat, has_allocation, is_dense, local,
+                           memory_version, record_writes, write_count)
 from ._library import InvalidArgument, Report, counted, weakly
 from ._quantized8 import is_quantized, moments
 from ._ranks import unknown_shards

@@ -13,7 +13,8 @@ from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tu
 
 from ._arrays import DTYPES, GROUP_BYTES, QUANTIZED8, SPLIT_FLOAT32, array_info, group_count
 from ._library import (Handle, Hyperparameters, InvalidArgument, LossScaling, OptimizerOptions, Reduce, Report, Shard,
-                       StepValues, WeightsReady, c_path, c_strings, c_text, check, counted, library, weakly, whole_number)
+                       StepValues, WeightsReady, ZenFlowReport, c_path, c_strings, c_text, check, counted, library,
+                       weakly, whole_number)
 from ._signals import delayed_signals
 from .changes import words_address
 from .executor import Executor, shared_executor
@@ -21,6 +22,7 @@ from .executor import Executor, shared_executor
 nonfinite_policies = {"skip": 0, "zero": 1, "apply": 2}
 roundings = {"nearest": 0, "stochastic": 1}
 _speculate = {"automatic": 0, "always": 1, "never": 2}
+_set_field = ctypes.Structure.__setattr__  # Struct's checks take longer
 _roles = {"param": "master", "exp_avg": "moment", "exp_avg_sq": "moment"}
 
 
@@ -117,9 +119,16 @@ class OptimizerHandle(Handle):
         self._pus = executor.pus.encode()
         super().__init__(create)
 
-    def _empty_report(self) -> Report:
+    def _call_for_report(self, function: str, *arguments: Any) -> Report:
+        """Calls a function whose last arguments are a report, and a report of ZenFlow if its name says so."""
         report = Report.from_buffer_copy(self._new_report)
-        report.__dict__["pus"] = self._pus  # Struct.__setattr__() takes longer
+        if "zenflow" in function:
+            zenflow_report = ZenFlowReport.initialised()
+            self._call(function, *arguments, byref(report), byref(zenflow_report))
+            report.zenflow = zenflow_report
+        else:
+            self._call(function, *arguments, byref(report))
+        _set_field(report, "pus", self._pus)  # the text in C ends with the optimizer
         return report
 
     def _status_of(self, callback: Callable[..., None], pointer: Any, count: int, *arguments: Any) -> int:
@@ -490,10 +499,8 @@ class Optimizer(OptimizerHandle):
         use their new gradient already.
         """
         values = self._values(loss_scale, max_norm, max_abs_grad, lr, self._groups(), shard_steps)
-        report = self._empty_report()
         if gradients is None:
-            self._call("adamant_step", byref(values), byref(report))
-            return report
+            return self._call_for_report("adamant_step", byref(values))
         if len(gradients) != len(self._gradients):
             raise InvalidArgument(f"cannot step with {counted(len(gradients), 'gradient')}, but "
                                   f"{counted(len(self._gradients), 'shard')}: pass one gradient or None for each shard")
@@ -502,8 +509,8 @@ class Optimizer(OptimizerHandle):
         previous = self._gradients
         try:
             self._gradients = [old if new is None else new for old, new in zip(previous, gradients)]
-            self._call("adamant_step_gradients", addresses.buffer_info()[0], len(addresses), byref(values),
-                       byref(report))
+            report = self._call_for_report("adamant_step_gradients", addresses.buffer_info()[0], len(addresses),
+                                           byref(values))
         except BaseException:
             self._interrupted.append(previous)
             raise
@@ -525,10 +532,8 @@ class Optimizer(OptimizerHandle):
         -----
         Raises as step() does.
         """
-        report = self._empty_report()
         values = self._values_at(next_steps, count) if next_steps else None
-        self._call("adamant_step_gradients", addresses, count, values, byref(report))
-        return report
+        return self._call_for_report("adamant_step_gradients", addresses, count, values)
 
     def keep(self, arrays: List[Any]) -> None:
         """Keep these objects alive until keep_only()."""
@@ -602,9 +607,7 @@ class Optimizer(OptimizerHandle):
         -----
         Raises the exception of `reduce`, too. After an error the step stays open: call finish() again, or abandon().
         """
-        report = self._empty_report()
-        self._call("adamant_finish", byref(report))
-        return report
+        return self._call_for_report("adamant_finish")
 
     def abandon(self) -> None:
         """Roll back the open step exactly. Accumulated gradients stay.
