@@ -8,6 +8,14 @@
 
 enum { mask_bytes = 8 }; // of the kernel; the C library leaves the other bytes of a mask undefined
 
+static struct sigaction cpythons; // what signal.signal() registers
+
+static int is_cpythons(const struct sigaction* action)
+{
+    return action->sa_flags == cpythons.sa_flags && action->sa_handler == cpythons.sa_handler &&
+           memcmp(&action->sa_mask, &cpythons.sa_mask, mask_bytes) == 0;
+}
+
 // replace(signal, number, handler) calls signal(number, handler), which registers CPython's C function without flags.
 // If the process had registered something else, such as siginterrupt()'s flags or a C function that calls CPython's,
 // restores it and returns True.
@@ -20,17 +28,16 @@ static PyObject* replace(PyObject* module, PyObject* arguments)
     if (handler == NULL)
         return NULL;
     const int number = (int)PyLong_AsLong(number_object);
-    struct sigaction old, cpythons;
+    struct sigaction old;
     if (sigaction(number, NULL, &old) != 0)
         return PyErr_SetFromErrno(PyExc_OSError);
     PyObject* const previous = PyObject_CallFunctionObjArgs(set_handler, number_object, handler, NULL);
     if (previous == NULL)
         return NULL;
     Py_DECREF(previous);
-    if (sigaction(number, NULL, &cpythons) != 0)
+    if (cpythons.sa_handler == SIG_DFL && sigaction(number, NULL, &cpythons) != 0)
         return PyErr_SetFromErrno(PyExc_OSError);
-    if (old.sa_flags == cpythons.sa_flags && old.sa_handler == cpythons.sa_handler &&
-        memcmp(&old.sa_mask, &cpythons.sa_mask, mask_bytes) == 0)
+    if (is_cpythons(&old))
         Py_RETURN_FALSE;
     if (sigaction(number, &old, NULL) != 0)
         return PyErr_SetFromErrno(PyExc_OSError);

@@ -2,6 +2,7 @@
 """Signals, forked, spawned and killed processes, threads, and short memory."""
 import contextlib
 import faulthandler
+import itertools
 import os
 import resource
 import signal
@@ -384,6 +385,53 @@ async def main():
         print(len(calls) == count)
 asyncio.run(main())
 """, tmp_path / "dumps") == ["True"] * 5
+
+
+def test_a_handler_may_use_adamant_while_others_are_replaced_or_restored(monkeypatch):
+    """It may run between any two of them, and raise."""
+    from adamant import _signals
+    from adamant._signals import delayed_signals
+    numbers = [signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM]
+    calls, raises = [], False
+
+    def handler(number, frame):
+        with delayed_signals:
+            calls.append(number)
+        if raises:
+            raise KeyError(number)
+
+    before = {number: signal.signal(number, handler) for number in numbers}
+    known = [signal.getsignal(number) for number in _signals._signals]
+    set_handler, replace = _signals.signal, _signals._replace
+    cases = itertools.product((False, True), (("signal", set_handler), ("_replace", replace)), range(1, 12), numbers)
+    try:
+        for raises, (name, original), moment, number in cases:
+            count = 0
+
+            def interrupted(*arguments):
+                nonlocal count
+                done = original(*arguments)
+                count += 1
+                if count == moment:
+                    signal.raise_signal(number)
+                return done
+
+            monkeypatch.setattr(_signals, name, interrupted)
+            calls.clear()
+            has_raised = False
+            try:
+                with delayed_signals:
+                    pass
+            except KeyError:
+                has_raised = True
+            monkeypatch.setattr(_signals, name, original)
+            assert calls == ([number] if count >= moment else [])
+            assert has_raised == (raises and count >= moment)
+            assert delayed_signals._depth == 0 and not delayed_signals._seen
+            assert [signal.getsignal(each) for each in _signals._signals] == known
+    finally:
+        for number, handler_before in before.items():
+            signal.signal(number, handler_before)
 
 
 # Killed

@@ -33,8 +33,8 @@ class _DelayedSignals:
     """
 
     def __init__(self) -> None:
-        self._depth = 0
-        self._thread = 0  # that is in the context
+        self._depth = 0  # above 0 also while handlers are replaced and restored, when others may run and enter
+        self._thread = 0  # that entered last
         self._handlers: Dict[int, Any] = {}  # those that are replaced
         self._registered: Set[int] = set()  # signals for which the process has registered more than Python does
         self._seen: Dict[int, Any] = {}  # by number: the frame that a signal has interrupted
@@ -45,36 +45,45 @@ class _DelayedSignals:
     def __enter__(self) -> None:
         if threading.current_thread() is not threading.main_thread():
             return  # Python runs handlers in the main thread only
-        if self._depth == 0:
-            self._thread = threading.get_ident()
-            try:
-                for number in _signals:
-                    handler = getsignal(number)
-                    if callable(handler):  # otherwise the system ends the process or ignores the signal
-                        self._handlers[number] = handler
-                        if _replace(signal, number, self._note):
-                            self._registered.add(number)
-            except BaseException:  # a handler ran before it was replaced
-                self._restore()
-                raise
-        self._depth += 1
+        depth = self._depth
+        try:
+            self._depth = depth + 1
+            if depth == 0:
+                self._replace_handlers()
+        except BaseException:  # raised by a handler before it was replaced
+            if depth == 0:
+                self._registered = set(self._handlers)  # one may have been missed
+                self._leave()
+            self._depth = depth
+            raise
 
     def __exit__(self, *error: Any) -> None:
         if threading.current_thread() is not threading.main_thread():
             return
-        self._depth -= 1
-        if self._depth == 0:
-            self._restore()
+        if self._depth > 1:
+            self._depth -= 1
+        else:
+            self._leave()
 
-    def _restore(self) -> None:
+    def _replace_handlers(self) -> None:
+        self._thread = threading.get_ident()
+        handlers = self._handlers = {}
+        registered = self._registered = set()
+        for number in _signals:
+            handler = getsignal(number)
+            if callable(handler):  # otherwise the system ends the process or ignores the signal
+                handlers[number] = handler
+                if _replace(signal, number, self._note):
+                    registered.add(number)
+
+    def _leave(self) -> None:
         try:
             self._restore_handlers()
-        except BaseException:  # raised by the handler of another signal
+        except BaseException:  # raised by a handler that is restored, for another signal
             self._restore_handlers()
             raise
         finally:
-            self._handlers.clear()
-            self._registered.clear()
+            self._depth = 0
             self._deliver()
 
     def _deliver(self) -> None:
@@ -95,11 +104,13 @@ class _DelayedSignals:
                 signal(number, handler)
 
     def _after_fork(self) -> None:
-        """In a child that another thread has forked, no thread is in the context."""
-        if self._handlers and self._thread != threading.get_ident():
-            self._depth = 0
-            self._seen.clear()  # signals of the parent
-            self._restore()
+        """In a child that another thread has forked, no thread is in the context, and signals were the parent's."""
+        if self._thread == threading.get_ident():
+            return
+        is_within, self._depth = self._depth > 0, 0
+        self._seen.clear()
+        if is_within:
+            self._restore_handlers()
 
 
 delayed_signals = _DelayedSignals()
