@@ -25,10 +25,13 @@ def _is_bound() -> bool:
 
 def select(share: float) -> CoreSplit:
     # DeepSpeed's launcher sets LOCAL_SIZE, torchrun LOCAL_WORLD_SIZE.
-    rank, ranks = launcher_number("LOCAL_RANK"), launcher_number("LOCAL_WORLD_SIZE", "LOCAL_SIZE")
-    if _is_bound() or (rank is not None and ranks is None):
+    if _is_bound():
         return select_cores(share, ranks=1)
-    return select_cores(share) if rank is None or ranks is None else select_cores(share, ranks=ranks, rank=rank)
+    ranks = launcher_number("LOCAL_WORLD_SIZE", "LOCAL_SIZE")
+    if ranks is None:
+        return select_cores(share, ranks=1) if os.environ.get("LOCAL_RANK") else select_cores(share)
+    rank = launcher_number("LOCAL_RANK")
+    return select_cores(share) if rank is None else select_cores(share, ranks=ranks, rank=rank)
 
 
 def cores_of_rank(share: Optional[float]) -> Optional[str]:

@@ -117,7 +117,7 @@ class Struct(ctypes.Structure):
         maximum = self._maxima.get(name)
         try:
             super().__setattr__(name, value if maximum is None else whole_number(value, name, maximum))
-        except TypeError:
+        except (ArithmeticError, TypeError):
             raise InvalidArgument(f"{name} is {value!r}, but must be a number") from None
 
     def __repr__(self) -> str:  # without pointers, whose targets may be gone

@@ -552,7 +552,8 @@ class ZenFlowSteps:
             if param.device.type == "meta":
                 raise InvalidArgument(f"cannot step {optimizer._name(param)}: it is on the meta device, which has no "
                                       "values. Materialize it with to_empty() before the step")
-            if param.layout != torch.strided or not is_dense(local(param)):
+            is_stepped = param.grad is not None or param in optimizer.state
+            if param.layout != torch.strided or (not is_dense(local(param)) and (is_stepped or 0 in param.stride())):
                 raise InvalidArgument(f"cannot step {optimizer._name(param)}: its elements are not dense in memory. "
                                       "Step a contiguous tensor, or set its requires_grad to False")
             if not has_allocation(local(param)):

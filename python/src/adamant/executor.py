@@ -103,16 +103,19 @@ def allowed_pus() -> str:
 
 
 def launcher_number(*variables: str) -> Optional[int]:
-    """The number in the first of these environment variables that is set and not empty.
+    """The number in the first of these environment variables that is set, not empty and not negative.
 
     Raises InvalidArgument if it is not a whole number.
     """
     for variable in variables:
         value = os.environ.get(variable)
-        if value:
-            if not (value.isascii() and value.isdigit()):
-                raise InvalidArgument(f"{variable} is {value!r}, which is not a whole number")
-            return int(value)
+        try:
+            number = int(value or -1)  # -1 is a usual value in programs that no launcher has started
+        except ValueError:
+            raise InvalidArgument(f"{variable} is {value!r}, but must be a whole number. Unset it, or set it to the "
+                                  "number that the launcher sets") from None
+        if number >= 0:
+            return number
     return None
 
 

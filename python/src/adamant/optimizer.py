@@ -27,7 +27,7 @@ _roles = {"param": "master", "exp_avg": "moment", "exp_avg_sq": "moment"}
 
 
 def enum_value(name: str, value: str, names: Dict[str, int]) -> int:
-    if value not in names:
+    if not isinstance(value, str) or value not in names:
         raise InvalidArgument(f"{name} is {value!r}, but must be one of {', '.join(names)}")
     return names[value]
 
@@ -449,7 +449,10 @@ class Optimizer(OptimizerHandle):
                 setattr(values, name, value)
         if lr is not None:
             is_number = not hasattr(lr, "__len__") or getattr(lr, "ndim", 1) == 0
-            rates = [float(lr)] * groups if is_number else [float(rate) for rate in lr]  # type: ignore
+            try:
+                rates = [float(lr)] * groups if is_number else [float(rate) for rate in lr]  # type: ignore
+            except (ArithmeticError, TypeError, ValueError):
+                raise InvalidArgument(f"lr is {lr!r}, but must be a number, or one number for each group") from None
             values.lr, values.lr_count = (c_double * len(rates))(*rates), len(rates)
         if shard_steps is not None:
             numbers = [whole_number(number, f"shard_steps[{i}]", minimum=1) for i, number in enumerate(shard_steps)]

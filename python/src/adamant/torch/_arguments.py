@@ -34,13 +34,25 @@ def check_format(state_format: Any) -> None:
         raise InvalidArgument(f"state_format is {state_format!r}, but must be one of {', '.join(formats)}, or None")
 
 
-def check_group(group: Dict[str, Any], number: int, arguments: "Arguments") -> None:
-    """Raises InvalidArgument if a param group has an unsupported option."""
+def check_new_group(group: Dict[str, Any], number: int, arguments: "Arguments") -> None:
+    """As check_group(), for a group of the caller. Refuses other values for arguments of the whole optimizer, too."""
+    check_group(group, number)
     for field in fields(Arguments):
-        if field.name not in own_group_options and group.get(field.name, field.default) not in (
-                field.default, getattr(arguments, field.name)):
-            raise InvalidArgument(f"cannot use parameter group {number}: {field.name} is {group[field.name]!r}, but it "
-                                  "is an argument of the whole optimizer. Pass it to the constructor")
+        if field.name in group and field.name not in own_group_options:
+            value, known = group[field.name], getattr(arguments, field.name)
+            try:  # as check() converts them. ZeroRedundancyOptimizer writes all arguments into the groups
+                value = (ZenFlow.parse(value) if field.name == "zenflow" else
+                         tuple(value) if isinstance(known, tuple) else value)
+                is_same = bool(value == known)
+            except (RuntimeError, TypeError, ValueError):  # an array, for example
+                is_same = False
+            if not is_same:
+                raise InvalidArgument(f"cannot use parameter group {number}: {field.name} is an argument of the whole "
+                                      "optimizer, not of a group. Pass it to the constructor only")
+
+
+def check_group(group: Dict[str, Any], number: int) -> None:
+    """Raises InvalidArgument if a param group has an unsupported option."""
     for name in ("amsgrad", "differentiable"):
         if group.get(name):
             raise InvalidArgument(f"cannot use parameter group {number}: {name} is not supported. Set it to False, or "
@@ -60,8 +72,11 @@ def check_param(param: Tensor, name: str) -> None:
 
 
 def _check_number(name: str, value: Any, minimum: float, maximum: float, expected: str) -> None:
-    is_number = not is_bool(value) and isinstance(value, (Real, Tensor))
-    if not is_number or not minimum <= float(value) <= maximum:
+    try:
+        number = float(value) if isinstance(value, (Real, Tensor)) and not is_bool(value) else math.nan
+    except (ArithmeticError, RuntimeError, ValueError):  # a number of any size, or a tensor of many
+        number = math.nan
+    if not minimum <= number <= maximum:
         raise InvalidArgument(f"{name} is {value!r}, but must be {expected}")
 
 
@@ -102,7 +117,7 @@ class Arguments:
         """Raises InvalidArgument for values that no step can use. Binds and starts nothing."""
         check_format(self.state_format)
         for name in ("exp_avg_sq_rounding", "param_rounding"):
-            if getattr(self, name) not in ("nearest", "stochastic"):
+            if str(getattr(self, name)) not in ("nearest", "stochastic"):
                 raise InvalidArgument(f"{name} is {getattr(self, name)!r}, but must be nearest or stochastic")
         if self.on_nonfinite not in ("apply", "skip", "zero"):
             raise InvalidArgument(f"on_nonfinite is {self.on_nonfinite!r}, but must be apply, skip or zero")

@@ -409,6 +409,8 @@ class Backward:
         if changed is not None:  # a rollback would overwrite parts of the change
             self._refuse_changed(changed)
         try:
+            if step.submitted and not self._can_abandon:
+                raise Unavailable  # before copies of gradients are dropped, which step() needs
             step.step_group.abandon()
         except Unavailable:
             raise InvalidArgument(f"{event}, but with overlap=True backward() has begun a step, which cannot be rolled "
@@ -465,16 +467,20 @@ class Backward:
         step_group = step.step_group
         changed = self._changed_since_submitted(step)
         present = {id(param) for _, param in self._all_params()}
-        for number, param in enumerate(step_group.params):
-            if changed is None and number not in step.submitted and param.grad is not None and id(param) in present:
-                align_gradient(param)
-                if self._is_as_recorded(step_group, number):
-                    self._submit(step, number, param)
-                else:
-                    step.fits = False
+        waiting = [number for number, param in enumerate(step_group.params)
+                   if changed is None and number not in step.submitted and param.grad is not None
+                   and id(param) in present]
+        bits = self._check() if waiting else 0  # takes the numbers of changed hyperparameters
+        for number in waiting:
+            param = step_group.params[number]
+            align_gradient(param)
+            if self._is_as_recorded(step_group, number):
+                self._submit(step, number, param)
+            else:
+                step.fits = False
         has_new_params = any(param.grad is not None and id(param) not in step_group.number
                              for _, param in self._all_params())
-        bits = self._check()
+        bits |= self._check()
         self._hyper_is_taken = False
         if changed is not None:
             self._refuse_changed(changed)
@@ -489,11 +495,15 @@ class Backward:
             return self._step_all()
         skipped = [number for number in range(len(step_group.params)) if number not in step.submitted]
         step_groups = [step_group]
-        if has_new_params:  # raises while the step is still open
-            self._add_step_groups()
-            step_groups = self._step_groups or []
-            for other in step_groups[1:]:
-                other.check_gradients()
+        if has_new_params:
+            try:
+                self._add_step_groups()
+                step_groups = self._step_groups or []
+                for other in step_groups[1:]:
+                    other.check_gradients()
+            except InvalidArgument as error:
+                raise InvalidArgument(f"{error}. The step that backward() began is still open: repair this, or set the "
+                                      "gradient of the param to None, and call step() again") from None
         self._open = None  # if finish() fails, it abandons the step
         reports = [step_group.finish(skipped, self), *(other.step(self, skips=True) for other in step_groups[1:])]
         if has_new_params:

@@ -13,6 +13,7 @@ from .._library import InvalidArgument, TrackedWeights
 from .._split_masters import masters
 from ..changes import changed_words, collect, words_address
 from ..executor import Executor
+from ._arguments import param_types
 
 if TYPE_CHECKING:
     from ._stepping import Steps
@@ -127,7 +128,7 @@ class Changes:
             self._versions.pop(key, None)
             self._by_rows.discard(key)
         for param in params.values():
-            if param.layout != torch.strided or param.device.type == "meta":
+            if param.dtype in param_types and (param.layout != torch.strided or param.device.type == "meta"):
                 raise InvalidArgument(f"cannot collect the changed weights of {optimizer._name(param)}: it is "
                                       f"{'sparse' if param.device.type != 'meta' else 'on the meta device'}. Give such "
                                       "params to another optimizer")
@@ -158,10 +159,10 @@ class Changes:
         shard = local(param.detach())
         words = self.bits(param, id(param) in self._by_rows)
         weights = shard.contiguous().view(-1) if self._has_rows(param) else flat(shard)
+        if shard.dtype not in param_types:  # such a param is never stepped
+            return torch.empty(0, dtype=torch.int32), torch.empty(0, dtype=shard.dtype)
         dtypes = {torch.float32: 1, torch.bfloat16: 2, torch.float16: 3}
         on_host: Optional[Tensor] = weights if shard.device.type == "cpu" else None
-        if shard.dtype not in dtypes:  # such a param is never stepped
-            return torch.empty(0, dtype=torch.int32), torch.empty(0, dtype=shard.dtype)
         described = TrackedWeights.initialised(
             changed=words_address(words, shard.numel(), "changed") or None, elements=shard.numel(),
             weights=on_host.data_ptr() or None if on_host is not None else None, dtype=dtypes[shard.dtype])

@@ -100,7 +100,7 @@ class Saving:
             if len(group["params"]) != len(self.param_groups[g]["params"]):
                 raise ValueError("loaded state dict contains a parameter group that doesn't match the size of "
                                  "optimizer's group")
-            check_group(group, g, self._arguments)
+            check_group(group, g)
         param_of = self._params_by_number(incoming)
         for key, values in incoming["state"].items():
             if key in param_of:

@@ -25,7 +25,7 @@ from .._step_group import StepGroup
 from .._zenflow_steps import ZenFlowSteps
 from ..executor import Executor, shared_executor
 from ..optimizer import add_squares
-from ._arguments import Arguments, check_group, check_param
+from ._arguments import Arguments, check_group, check_new_group, check_param
 from ._backward import Backward, OpenStep, next_creation
 from ._changes import ChangedWeights, Changes
 from ._saving import Saving
@@ -92,7 +92,7 @@ class Steps(Backward, Saving):
     def _set_up(self, process_group: Any, arguments: Arguments) -> None:
         arguments.check(process_group)
         for g, group in enumerate(self.param_groups):
-            check_group(group, g, arguments)
+            check_new_group(group, g, arguments)
         if process_group is None and arguments.needs_norm:
             process_group = zero_redundancy_group()
         self._process_group, self._arguments = process_group, arguments
@@ -335,7 +335,7 @@ class Steps(Backward, Saving):
 
     def _refuse_groups(self) -> None:
         for g, group in enumerate(self.param_groups):
-            check_group(group, g, self._arguments)
+            check_group(group, g)
 
     def _refuse_sparse(self, param: Tensor) -> None:
         if param.grad is not None and param.grad.is_sparse:
@@ -413,7 +413,7 @@ class Steps(Backward, Saving):
                           self._finish() if self._open is not None else self._step_all())
             finally:
                 self._signature.release()
-            self._overlaps = True
+            self._overlaps, self._is_stale = True, False
             self._restore_hooks(after_backward=True)
             self._begin_gradients()
             self.last_report = report
@@ -549,7 +549,7 @@ class Steps(Backward, Saving):
         added = self.param_groups[-1]["params"]
         owners = self._owners_of(added)
         try:
-            check_group(self.param_groups[-1], len(self.param_groups) - 1, self._arguments)
+            check_new_group(self.param_groups[-1], len(self.param_groups) - 1, self._arguments)
             self._check_params()
             self._record_names()
             self._watch()
