@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Steps that raise: the optimizer has changed nothing, and the next step after the repair is the one that was meant."""
 import math
+import random
 
 import pytest
 
@@ -9,7 +10,7 @@ torch = pytest.importorskip("torch")
 import adamant  # noqa: E402
 from adamant.torch import AdamW  # noqa: E402
 
-from optimizer_modes import MODES, Run, assert_same_bits, bits  # noqa: E402
+from optimizer_modes import MODES, Run, assert_same_bits, bits, values  # noqa: E402
 
 bad_hypers = [("lr", -1e-20), ("lr", math.nan), ("lr", 1e38), ("lr", 10**400), ("betas", (0.9, 1.0)), ("eps", None),
               ("weight_decay", -1.0), ("weight_decay", "missing")]
@@ -225,3 +226,51 @@ def test_a_changed_learning_rate_can_be_changed_back_when_a_gradient_was_not_sub
         optimizer.step()
         optimizer.zero_grad()
     assert [float(optimizer.state[param]["step"]) for param in (often, seldom)] == [3, 3]
+
+
+@pytest.mark.parametrize("options", [
+    {}, {"overlap": True}, {"overlap": True, "max_norm": 1.0}, {"accumulate": 2}, {"accumulate": 2, "overlap": True},
+    {"accumulate": 2, "overlap": True, "max_norm": 1.0}, {"offload": True}, {"offload": True, "overlap": True},
+    {"accumulate": 2, "offload": True}, {"accumulate": 2, "offload": True, "overlap": True}, {"on_nonfinite": "skip"},
+    {"overlap": True, "on_nonfinite": "skip"}, {"track_changes": True, "accumulate": 2},
+    {"overlap": True, "offload": True, "max_norm": 1.0, "track_changes": True}], ids=str)
+def test_random_steps_that_fail_and_are_repeated_have_the_bits_of_a_plain_optimizer(options):
+    """Params have gradients in some backward passes only. The learning rate of a group may be wrong at first."""
+    plain = {name: options[name] for name in ("max_norm", "on_nonfinite") if name in options}
+    for seed in range(20):
+        choose, passes = random.Random(seed), options.get("accumulate", 1)
+        params = [torch.nn.Parameter(values(seed + n, (n,))) for n in (300, 17, 5000, 1)]
+        twins = [torch.nn.Parameter(param.detach().clone()) for param in params]
+        mine, theirs = (AdamW([{"params": own[:2]}, {"params": own[2:]}], lr=0.1, threads=1, **more)
+                        for own, more in ((params, options), (twins, plain)))
+        for step in range(6):
+            grads = [[values(1000 * step + 10 * part + i, param.shape) if choose.random() < 0.7 else None
+                      for i, param in enumerate(params)] for part in range(passes)]
+            if options.get("on_nonfinite") and grads[0][0] is not None and choose.random() < 0.3:
+                grads[0][0][0] = math.inf
+            mine.zero_grad()
+            theirs.zero_grad()
+            for part in grads:
+                for own in (params, twins):
+                    terms = [(param * grad).sum() for param, grad in zip(own, part) if grad is not None]
+                    if terms:
+                        sum(terms).backward()
+            group, attempts = choose.choice(mine.param_groups), choose.choice([0, 1, 2])
+            is_done = False
+            for attempt in range(attempts):
+                group["lr"] = -1.0
+                try:
+                    mine.step()
+                    is_done = True  # no param of the group has had a gradient so far
+                    break
+                except adamant.InvalidArgument as error:
+                    assert "Load a state" not in str(error)
+            group["lr"] = 0.1
+            if not is_done:
+                mine.step()
+            theirs.step()
+            for param, twin in zip(params, twins):
+                assert bits(param) == bits(twin), (seed, step)
+                counts = [float(each.state[one]["step"]) if each.state.get(one) else 0
+                          for each, one in ((mine, param), (theirs, twin))]
+                assert counts[0] == counts[1], (seed, step)
