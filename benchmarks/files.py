@@ -86,7 +86,7 @@ def put(path, begin, end, text):
 
 
 def read(path, writer, use):
-    """use(content of a JSON file), which `writer` has written. Ends the script if use() fails on the content."""
+    """Returns use(content) of a JSON file that `writer` has written. Ends the script if use() fails."""
     try:
         text = pathlib.Path(path).read_bytes()
     except OSError as error:

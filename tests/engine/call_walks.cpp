@@ -109,10 +109,9 @@ struct session_model {
     }
 };
 
-// A reduction over one rank. Armed, its next call throws, if that is the number `calls` from now; it may have been
-// called too seldom for that.
+// A reduction over one rank whose call number `calls` throws. Steps with fewer calls do not fail.
 struct failing_reduction {
-    std::size_t calls = 0; // 0: not armed
+    std::size_t calls = 0; // 0: none throws
     bool throws_device_error = false;
     bool has_thrown = false;
 

@@ -255,9 +255,8 @@ class Report(Struct):
         same_gradients : bool
             Both have measured the gradients of all shards.
         """
-        sums = [name for name, kind in self._fields_ if name.endswith(("_seconds", "_bytes", "seconds", "elements"))]
-        for name in [*sums, "shards_waited"]:
-            if name != "struct_bytes":
+        for name, _ in self._fields_[1:]:
+            if name.endswith(("seconds", "bytes", "elements", "shards_waited")):
                 setattr(self, name, getattr(self, name) + getattr(other, name))
         if not same_gradients:
             self.nonfinite_grads += other.nonfinite_grads
@@ -494,14 +493,14 @@ class Handle:
 
 
 def c_text(value: Any, name: str) -> bytes:
-    """A text for C. Raises InvalidArgument for other values, and for a NUL character, at which C would end the text."""
+    """Encodes a string for C. Raises InvalidArgument for other values, and for a NUL character, where C would stop."""
     if not isinstance(value, str):
         raise InvalidArgument(f"{name} is {value!r}, but must be a string")
     return _without_nul(value.encode("utf-8", "surrogatepass"), value, name)
 
 
 def c_path(value: Any) -> bytes:
-    """A path for C, from what open() takes."""
+    """Encodes a path for C: a string, bytes or an object with __fspath__()."""
     return _without_nul(os.fsencode(value), value, "the path")
 
 

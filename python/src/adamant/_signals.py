@@ -33,7 +33,7 @@ class _DelayedSignals:
     """
 
     def __init__(self) -> None:
-        self._depth = 0  # above 0 also while handlers are replaced and restored, when others may run and enter
+        self._depth = 0  # already 1 while handlers are replaced: those that run meanwhile may enter, too
         self._thread = 0  # that entered last
         self._handlers: Dict[int, Any] = {}  # those that are replaced
         self._registered: Set[int] = set()  # signals for which the process has registered more than Python does
@@ -104,7 +104,7 @@ class _DelayedSignals:
                 signal(number, handler)
 
     def _after_fork(self) -> None:
-        """In a child that another thread has forked, no thread is in the context, and signals were the parent's."""
+        """Resets the context in a child forked by another thread: the thread that was in it does not exist there."""
         if self._thread == threading.get_ident():
             return
         is_within, self._depth = self._depth > 0, 0

@@ -11,7 +11,7 @@ from numbers import Integral, Real
 from typing import Any, Callable, Dict, List, Optional, Sequence, Union
 
 from ._library import (Error, Handle, InvalidArgument, OptimizerOptions, ReduceColumns, Report, ZenFlowOptions,
-                       ZenFlowParam, ZenFlowPosition, c_text, check, library, weakly)
+                       ZenFlowParam, ZenFlowPosition, ZenFlowReport, c_text, check, library, weakly)
 from ._signals import delayed_signals
 from .executor import Executor
 from .optimizer import OptimizerHandle, enum_value, hyperparameters, make_shard, nonfinite_policies
@@ -185,7 +185,8 @@ class ZenFlowOptimizer(OptimizerHandle):
     def step_at(self, addresses: "packed[int]") -> Report:
         """Steps with the gradients at these addresses, one for each param; 0 skips a param. The returned report has the
         attribute `zenflow`."""
-        return self._call_for_report("adamant_zenflow_step_gradients", addresses.buffer_info()[0], len(addresses), None)
+        return self._call_for_report("adamant_zenflow_step_gradients", addresses.buffer_info()[0], len(addresses), None,
+                                     zenflow=ZenFlowReport.initialised())
 
     def step_on_device(self, event: int, present: Sequence[bool]) -> Report:
         """Waits for the caller's event and steps with the gradients that were passed to set_device_arrays()."""
@@ -195,7 +196,7 @@ class ZenFlowOptimizer(OptimizerHandle):
         try:
             for number, is_present in enumerate(present):
                 self._call("adamant_zenflow_submit" if is_present else "adamant_zenflow_skip", number)
-            return self._call_for_report("adamant_zenflow_finish")
+            return self._call_for_report("adamant_zenflow_finish", zenflow=ZenFlowReport.initialised())
         except BaseException:
             try:
                 self._call("adamant_zenflow_abandon")

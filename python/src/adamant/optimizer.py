@@ -119,15 +119,12 @@ class OptimizerHandle(Handle):
         self._pus = executor.pus.encode()
         super().__init__(create)
 
-    def _call_for_report(self, function: str, *arguments: Any) -> Report:
-        """Calls a function whose last arguments are a report, and a report of ZenFlow if its name says so."""
+    def _call_for_report(self, function: str, *arguments: Any, zenflow: Optional[ZenFlowReport] = None) -> Report:
+        """Calls a function whose last arguments are a report and, for ZenFlow, a second one."""
         report = Report.from_buffer_copy(self._new_report)
-        if "zenflow" in function:
-            zenflow_report = ZenFlowReport.initialised()
-            self._call(function, *arguments, byref(report), byref(zenflow_report))
-            report.zenflow = zenflow_report
-        else:
-            self._call(function, *arguments, byref(report))
+        self._call(function, *arguments, byref(report), *(() if zenflow is None else (byref(zenflow),)))
+        if zenflow is not None:
+            report.zenflow = zenflow
         _set_field(report, "pus", self._pus)  # the text in C ends with the optimizer
         return report
 

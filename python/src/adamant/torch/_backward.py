@@ -502,7 +502,8 @@ class Backward:
                 for other in step_groups[1:]:
                     other.check_gradients()
             except InvalidArgument as error:
-                raise InvalidArgument(f"{error}. The step that backward() began is still open: repair this, or set the "
+                cause = str(error).rstrip(".")
+                raise InvalidArgument(f"{cause}. The step that backward() began is still open: repair this, or set the "
                                       "gradient of the param to None, and call step() again") from None
         self._open = None  # if finish() fails, it abandons the step
         reports = [step_group.finish(skipped, self), *(other.step(self, skips=True) for other in step_groups[1:])]

@@ -93,7 +93,7 @@ class Changes:
         return known[1]
 
     def _has_rows(self, param: Tensor) -> bool:
-        """Whether bits and weights are in row-major order, as also of a param with gaps in memory, which no step uses."""
+        """Whether bits and weights are in row-major order, as of a param with gaps in memory, which no step uses."""
         return id(param) in self._by_rows or not is_dense(local(param.detach()))
 
     def mark(self, param: Tensor) -> None:
