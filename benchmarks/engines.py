@@ -111,7 +111,7 @@ def main():
         result["versions"].update(one["versions"])
     print(table(result))
     if asked.json:
-        asked.json.write_text(json.dumps(result, indent=1) + "\n")
+        files.replace(asked.json, json.dumps(result, indent=1) + "\n")
     return any("failed" in one for one in results)
 
 

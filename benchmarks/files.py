@@ -2,6 +2,7 @@
 """Arguments, results and errors of the benchmarks' scripts. The types of arguments refuse a wrong path before anything
 is measured."""
 import argparse
+import contextlib
 import json
 import pathlib
 import sys
@@ -75,11 +76,26 @@ def around(path, begin, end):
     return before, after[0]
 
 
+def replace(path, text):
+    """Replaces a file by this text. If it cannot be written, the old file stays and OSError is raised."""
+    if path.is_symlink() or (path.exists() and not path.is_file()):  # /dev/stdout, a pipe or a terminal
+        path.write_text(text)
+        return
+    new = path.with_name(path.name + ".new")
+    try:
+        new.write_text(text)
+        new.replace(path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            new.unlink()
+        raise
+
+
 def put(path, begin, end, text):
     """Replaces the text between two lines of a page, or prints it if that fails now."""
     try:
         before, after = around(path, begin, end)
-        path.write_text(f"{before}{begin}\n\n{text}\n{end}{after}")
+        replace(path, f"{before}{begin}\n\n{text}\n{end}{after}")
     except (OSError, ValueError) as error:
         print(text)
         fail(f"cannot write the results above into {path}: {reason(error)}.")

@@ -423,7 +423,7 @@ def run(asked):
 def show(result, asked):
     print(report.table(result))
     if asked.json:
-        asked.json.write_text(json.dumps(result, indent=1) + "\n")
+        files.replace(asked.json, json.dumps(result, indent=1) + "\n")
     if asked.plot:
         report.plot(result, asked.plot, list(CONTENDERS))
 

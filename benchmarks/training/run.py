@@ -13,7 +13,6 @@ import argparse
 import json
 import math
 import multiprocessing
-import os
 import platform
 import statistics
 import sys
@@ -193,10 +192,8 @@ def check_set_up(result: dict[str, Any], out: Path, cache: Path) -> None:
 
 
 def save(result: dict[str, Any], out: Path) -> None:
-    new = out.with_suffix(".new")
-    new.write_text(json.dumps(result, indent=None, separators=(",", ":")).replace('"runs":{', '"runs":{\n')
-                   .replace('},"', '},\n"'))
-    os.replace(new, out)
+    files.replace(out, json.dumps(result, indent=None, separators=(",", ":")).replace('"runs":{', '"runs":{\n')
+                  .replace('},"', '},\n"'))
 
 
 def done(runs: list[Run], one: Callable[[Run], tuple[Run, dict[str, Any]]],

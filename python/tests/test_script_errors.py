@@ -149,6 +149,10 @@ def test_a_page_that_loses_its_lines_does_not_lose_results(tmp_path):
     text = page.read_text()
     assert text.startswith("before\n<!-- tables -->\n") and text.endswith("<!-- end of tables -->\nafter\n")
     assert "| 7.00 |" in text
+    (tmp_path / "page.md.new").mkdir()  # as on a full disk: the new page cannot be written
+    done = run_script(ROOT / TABLES, "--from", rows, "--into", page)
+    assert done.returncode == 2 and "| 7.00 |" in done.stdout and "Traceback" not in done.stderr, done.stderr
+    assert page.read_text() == text
     program.write_text(f'#!/bin/sh\n: > {page}\ncp {rows} "${{1#*=}}"\n')
     program.chmod(0o755)
     done = run_script(ROOT / TABLES, program, "--into", page)
